@@ -1,10 +1,11 @@
 """Attention and steps on a cache with bits for each channel, on a GPU: ``python -m bench.decode_gpu``.
 
 *One layer*: attention of one new token over Llama-3-8B's shape, as in `bench.decode_bits`: keys and values are normal
-numbers with decaying spread, coded in 2.25 bits in a given basis; dense attention is torch's fastest. All launches of
-several layers, which together are more than the GPU's caches hold, are recorded as a CUDA graph and replayed, so that
-what Python takes is not measured. *Whole steps*: a Llama-3-8B with random weights, all its layers, one token after the
-other in plain Python, as transformers does it; and the time to code the prompt's keys and values.
+numbers with decaying spread, coded in 2.25 bits in a given basis, with a trellis and without; dense attention is
+torch's fastest. All launches of several layers, which together are more than the GPU's caches hold, are recorded as a
+CUDA graph and replayed, so that what Python takes is not measured. *Whole steps*: a Llama-3-8B with random weights, all
+its layers, one token after the other in plain Python, as transformers does it; and the time to code the prompt's keys
+and values.
 
 Everything in bfloat16. Floors are the bytes of keys and values, or of codes, at the rate of a large copy. Writes
 docs/results/decode_gpu.{json,md,png}. It needs a CUDA device and Triton, and takes some two minutes.
@@ -42,7 +43,9 @@ from grace_opt.hf.filling import filled
 MODEL = MODELS["llama3-8b"]
 #: Tokens and prompts of one layer, and of whole steps.
 LAYERS, STEPS = ((8192, 1), (32768, 1), (8192, 8), (32768, 8)), ((8192, 1), (32768, 1))
-DENSE = "dense"
+DENSE, ONE_BY_ONE = "dense", f"{OURS}, trellis=False"
+#: Kinds of codes, and their settings.
+CODED = {OURS: {}, ONE_BY_ONE: {"trellis": False}}
 #: Bytes of dense keys and values, or of codes, that are more than the GPU's caches hold; and most layers made for it.
 COLD, MOST = 2**27, 16
 FASTEST = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
@@ -69,7 +72,7 @@ def turned(layer: Any) -> None:
     layer.compressed = replace(layer.compressed, bases=(basis, basis))
 
 
-def empty_cache(tokens: int, layers: int) -> PrunedKeyCache:
+def empty_cache(tokens: int, layers: int, **settings: Any) -> PrunedKeyCache:
     """Return a cache of our kind for so many layers of the shape."""
     config = LlamaConfig(
         hidden_size=MODEL.query_heads * MODEL.head_dim,
@@ -78,7 +81,7 @@ def empty_cache(tokens: int, layers: int) -> PrunedKeyCache:
         num_key_value_heads=MODEL.kv_heads,
         max_position_embeddings=tokens + 1,
     )
-    return PrunedKeyCache(config, bits=BITS, basis="none", recent_window=RECENT, sink_tokens=SINKS)
+    return PrunedKeyCache(config, bits=BITS, basis="none", recent_window=RECENT, sink_tokens=SINKS, **settings)
 
 
 def dense_bytes(tokens: int, prompts: int) -> int:
@@ -131,23 +134,13 @@ def milliseconds(run: Callable[[], Any]) -> float:
 
 @torch.inference_mode()
 def one_layer(tokens: int, prompts: int, rounds: int) -> dict[str, Any]:
-    """Return microseconds of each round, of attention alone, and seconds that coding took."""
+    """Return microseconds of each round, of attention alone, seconds that coding took, and bytes of codes."""
     torch.manual_seed(0)
     plain = dense_bytes(tokens, prompts)
     query = torch.randn(prompts, MODEL.query_heads, 1, MODEL.head_dim, device="cuda").bfloat16()
-    coded, coding, held = [], [], 1
-    while len(coded) < 2 or (len(coded) * held < COLD and len(coded) < MOST):  # the first one compiles
-        seen, cache = drawn(tokens, prompts), empty_cache(tokens, 1)
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        layer = filled(cache, {0: seen}).layers[0]
-        torch.cuda.synchronize()
-        coding.append(time.perf_counter() - began)
-        turned(layer)
-        sizes = layer.compressed.sizes()
-        held = sizes["key codes"] + sizes["value codes"]
-        coded.append(layer)
-    check(coded[0], query)
+    made = {name: coded_layers(tokens, prompts, **settings) for name, settings in CODED.items()}
+    for layers, _, _ in made.values():
+        check(layers[0], query)
     every = [(seen.keys, seen.values) for seen in (drawn(tokens, prompts) for _ in range(1 + COLD // plain))]
     graphs = {}
     for backend in FASTEST:
@@ -163,7 +156,8 @@ def one_layer(tokens: int, prompts: int, rounds: int) -> dict[str, Any]:
                 graphs[backend.name.removesuffix("_ATTENTION").lower()] = (graph_of(dense), len(every))
         except RuntimeError:
             continue
-    graphs[OURS] = (graph_of(lambda: [attend(layer, query) for layer in coded]), len(coded))
+    for name, (layers, _, _) in made.items():
+        graphs[name] = (graph_of(lambda layers=layers: [attend(layer, query) for layer in layers]), len(layers))  # type: ignore[misc]
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for turn in range(rounds + 1):
         for name, (graph, count) in graphs.items():
@@ -174,9 +168,27 @@ def one_layer(tokens: int, prompts: int, rounds: int) -> dict[str, Any]:
         "tokens": tokens,
         "prompts": prompts,
         "us": times,
-        "coding_s": min(coding),
-        "bytes": held,
+        "coding_s": made[OURS][1],
+        "coding_one_by_one_s": made[ONE_BY_ONE][1],
+        "bytes": made[OURS][2],
     }
+
+
+def coded_layers(tokens: int, prompts: int, **settings: Any) -> tuple[list[Any], float, int]:
+    """Return coded layers, more than the GPU's caches hold, seconds that coding one took, and bytes of its codes."""
+    coded, coding, held = list[Any](), list[float](), 1
+    while len(coded) < 2 or (len(coded) * held < COLD and len(coded) < MOST):  # the first one compiles
+        seen, cache = drawn(tokens, prompts), empty_cache(tokens, 1, **settings)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        layer = filled(cache, {0: seen}).layers[0]
+        torch.cuda.synchronize()
+        coding.append(time.perf_counter() - began)
+        turned(layer)
+        sizes = layer.compressed.sizes()
+        held = sizes["key codes"] + sizes["value codes"]
+        coded.append(layer)
+    return coded, min(coding), held
 
 
 @torch.inference_mode()
@@ -202,7 +214,7 @@ def whole_steps(model: Any, tokens: int, prompts: int, rounds: int) -> dict[str,
 
 def best_dense(times: dict[str, list[float]]) -> str:
     """Return the fastest dense way."""
-    return min((name for name in times if name != OURS), key=lambda name: statistics.median(times[name]))
+    return min(times.keys() - CODED, key=lambda name: statistics.median(times[name]))
 
 
 def page(value: dict[str, Any]) -> Page:
@@ -223,6 +235,9 @@ def page(value: dict[str, Any]) -> Page:
                 f"{cell['coding_s']:.2f}",
             ]
         )
+        if ONE_BY_ONE in cell["us"]:  # before a trellis was the default, there was no other kind
+            single = statistics.median(cell["us"][ONE_BY_ONE])
+            rows[-1] += [f"{single:.1f}", f"{single / dense:.2f}", f"{cell['coding_one_by_one_s']:.2f}"]
     for cell in value["steps"]:
         plain = MODEL.layers * dense_bytes(cell["tokens"], cell["prompts"])
         dense, ours = (statistics.median(cell["ms"][name]) for name in (DENSE, OURS))
@@ -255,7 +270,8 @@ def page(value: dict[str, Any]) -> Page:
                 [
                     *("tokens × prompts", "dense, µs", f"{OURS}, µs", "/ dense", "floor, dense", "floor, codes"),
                     *("times fewer bytes", "coding a layer, s"),
-                ],
+                    *("`trellis=False`, µs", "/ dense", "coding, s"),
+                ][: len(first)],
                 rows,
             ),
             "",

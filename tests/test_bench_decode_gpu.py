@@ -37,6 +37,9 @@ def test_the_page_says_what_was_measured():
     assert "| 1,000 × 2 | 25.0 (flash) | 50.0 | 2.00 | 8.2 | 1.0 | 8.0 | 0.25 |" in page.tables
     assert "| 1,000 × 2 | 5.0 | 2.0 | 0.40 | 0.26 | 0.03 |" in page.tables
     assert "takes 2.00 times as long" in page.found
+    value["layers"][0]["us"][decode_gpu.ONE_BY_ONE], value["layers"][0]["coding_one_by_one_s"] = [40.0, 45.0], 0.125
+    row = "| 1,000 × 2 | 25.0 (flash) | 50.0 | 2.00 | 8.2 | 1.0 | 8.0 | 0.25 | 42.5 | 1.70 | 0.12 |"
+    assert row in decode_gpu.page(value).tables
 
 
 def test_the_how_to_quotes_the_page():
