@@ -31,7 +31,7 @@ from .table import COLUMNS, CodedSequence, Table, batched
 MAX_ROWS = 256
 #: Entries of what the loops get; of these, the address of the sizes, and the first of those that differ from step to
 #: step; of the sizes, the first that does, and the first of the sequences.
-GIVEN, AT_SIZES, AT_WORK, AT_STEP, AT_SEQUENCES = 19, 8, 12, 19 + 6, 19 + 32
+GIVEN, AT_SIZES, AT_WORK, AT_STEP, AT_SEQUENCES = 19, 8, 12, 19 + 6, 19 + 33
 #: Addresses of what is worked with, of the books, the output and the attention received; of sizes, those of `AT_STEP`.
 ADDRESSES, STEP = Struct(f"{GIVEN - AT_WORK}q"), Struct(f"{AT_SEQUENCES - AT_STEP}q")
 #: Bytes of a number in these.
@@ -134,14 +134,11 @@ def coded_attention(
     loops = _loops()
     given = laid_out(
         *(query, sequences, None, tail_keys, tail_values, books, newest, dense_newest),
-        *(attention_mask, scaling, softcap, causal, before),
+        *(attention_mask, scaling, softcap, causal, before, trellis),
     )
     plan = given.plan
     loops.prepare_at(given.at)
-    if trellis:
-        attend = loops.attend_three_longer_at if plan.by_three else loops.attend_longer_at
-    else:
-        attend = loops.attend_three_at if plan.by_three else loops.attend_at
+    attend = loops.attend_three_at if plan.by_three else loops.attend_at
     call_in_threads(attend, given.at, len(plan.table.items), alone=plan.alone)
     output = given.output if query.dtype == torch.float32 else given.output.to(query.dtype)
     return output, given.received
@@ -240,6 +237,7 @@ def laid_out(
     softcap: float | None,
     causal: bool,
     before: Tensor | None,
+    trellis: bool = False,
 ) -> Given:
     """Return what the loops get: `table` is of all sequences, None their own; the others as for `coded_attention`."""
     plan = _plan_for(query, sequences, table, tail_keys, tail_values, newest, dense_newest, scaling, softcap)
@@ -268,7 +266,7 @@ def laid_out(
     ADDRESSES.pack_into(data, AT_WORK * PLACE, *works, books.data_ptr(), output.data_ptr(), received.data_ptr())
     room = max(plan.room, rounded(plan.sinks + tail + 2 * LANES))
     places = query.data_ptr(), *query.stride(), tail_keys.data_ptr(), *tail_keys.stride()
-    more = tail_values.data_ptr(), *tail_values.stride(), at_before, known
+    more = tail_values.data_ptr(), *tail_values.stride(), at_before, known, trellis
     STEP.pack_into(data, AT_STEP * PLACE, kind, room, newest, tail, *mask_place, *places, *more)
     return Given(data, at, GIVEN, output, received, plan, [mask, floats, work, books, before])
 

@@ -60,8 +60,9 @@ BOOK = 256 * BYTES
 #: tail, and in numbers of queries, and of the tail's keys and values.
 HEADS, GROUP, LENGTH, WIDTH, VALUE_WIDTH, KIND, SPACE, NEWS, IN_TAIL, MASK = range(1, 11)
 QUERY, TAIL_KEYS, TAIL_VALUES = 15, 20, 25
-#: Address of what the newest tokens had received before, or 0, and of how many of them.
-BEFORE, IN_BEFORE, SEQUENCES = 30, 31, 32
+#: Address of what the newest tokens had received before, or 0, and of how many of them; 1 if codes are those of a
+#: trellis, else 0.
+BEFORE, IN_BEFORE, TRELLIS, SEQUENCES = 30, 31, 32, 33
 #: After these, of each sequence: number of sinks; address and steps (head, token) of their keys, and of their values;
 #: address and step of the basis of keys, and of values, or 0; how many of the sinks are among the newest tokens. At the
 #: end, of each pair of a sequence and a KV head, how many of its items are done.
@@ -162,13 +163,13 @@ def open_unit(units, unit, tensor, width, run, place, room, longer):
     stride, offset, size = (count + 7) // 8, a // 8, (b - a + 7) // 8
     end = place + (b - a + BLOCK - 1) // BLOCK * BLOCK
     more = offset * 0
-    if longer is not None:  # bits are read once, when they are copied
+    if longer is not None and longer.shape[0] > 0:  # bits are read once, when they are copied
         size, more = size * 0, more + 1
     if a == b:
         return a, b, end, offset, stride, b - a
     given = units[unit, tensor:], stride, width, offset, size, more
     behind = sort_channels(*given, levels, order, addresses, scales, means, starts)
-    if longer is not None:
+    if longer is not None and longer.shape[0] > 0:
         return a, b, end, offset * 0, read_longer(addresses, starts, offset, stride, b - a, longer), end - place
     return a, b, end, offset, stride, safe_part(b - a, offset, stride, behind, units[unit, tensor + END])
 
@@ -216,7 +217,7 @@ def attend_coded(
     turn : (1,) int64
         If `UNKNOWN`, the next item is taken before the last values are read, so that its keys are asked for meanwhile.
     longer : (bytes,) uint8, or None
-        Room for planes of a trellis as they are read; none without a trellis.
+        Room for planes of a trellis as they are read; no bytes without a trellis, None where there never is one.
     """
     rows = len(none) // VECTORS
     largest, sums, products = state
@@ -475,7 +476,7 @@ def join(given, arrays, pair, first, last):
 
 
 @part
-def attend(given, none, longer):
+def attend(given, none):
     """Process the items not taken yet; write to their rows of maxima, sums and products. Who is done with the last one
     of a pair joins them.
 
@@ -491,6 +492,9 @@ def attend(given, none, longer):
     sizes, items = arrays[0], arrays[1]
     rooms = make_rooms(sizes)
     turn = empty((1,), np.int64)
+    # Of a run's planes, of as many channels as keys or values have.
+    planes = sizes[TRELLIS] * max(sizes[WIDTH], sizes[VALUE_WIDTH]) * MOST_PLANES
+    longer = empty((planes * (sizes[SPACE] // 8),), np.uint8)
     item = add_one(sizes)
     while item < items.shape[0]:
         turn[0] = UNKNOWN
@@ -505,34 +509,13 @@ def attend(given, none, longer):
 @c_function("void(intp)")
 def attend_at(data):
     """`attend`, as threads call it."""
-    attend(array_at(data, (19,), np.int64), no_sums_of_four(), None)
+    attend(array_at(data, (19,), np.int64), no_sums_of_four())
 
 
 @c_function("void(intp)")
 def attend_three_at(data):
     """The same with three rows at a time, of which groups of three query heads make as many as of four."""
-    attend(array_at(data, (19,), np.int64), no_sums_of_three(), None)
-
-
-@part
-def room_for_planes(given):
-    """Room for a run's planes as they are read, of as many channels as keys or values have."""
-    sizes = arrays_at(given)[0]
-    return empty((max(sizes[WIDTH], sizes[VALUE_WIDTH]) * MOST_PLANES * (sizes[SPACE] // 8),), np.uint8)
-
-
-@c_function("void(intp)")
-def attend_longer_at(data):
-    """`attend_at`, where codes are those of a trellis."""
-    given = array_at(data, (19,), np.int64)
-    attend(given, no_sums_of_four(), room_for_planes(given))
-
-
-@c_function("void(intp)")
-def attend_three_longer_at(data):
-    """`attend_three_at`, where codes are those of a trellis."""
-    given = array_at(data, (19,), np.int64)
-    attend(given, no_sums_of_three(), room_for_planes(given))
+    attend(array_at(data, (19,), np.int64), no_sums_of_three())
 
 
 @c_function("void(intp)")
