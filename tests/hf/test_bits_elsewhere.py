@@ -44,14 +44,14 @@ def prompt(rows, tokens, padding=0):
 
 
 def coded(parts, move=lambda tensor: tensor, **settings):
-    """The layer of a cache that has read them."""
+    """The layer of a cache that has read them; without a trellis unless asked for, whose steps are many in torch."""
     config = LlamaConfig(
         hidden_size=HEADS * GROUP * WIDTH,
         num_hidden_layers=1,
         num_attention_heads=HEADS * GROUP,
         num_key_value_heads=HEADS,
     )
-    settings = {"bits": 2.25, "basis": "none", "recent_window": 32, **settings}
+    settings = {"bits": 2.25, "basis": "none", "recent_window": 32, "trellis": False, **settings}
     queries, keys, values, valid = (move(each) for each in parts)
     seen = CapturedAttention(0, queries, keys, values, valid, WIDTH**-0.5)
     return filled(PrunedKeyCache(config, **settings), {0: seen}).layers[0]
@@ -74,8 +74,9 @@ def check_same(found, expected):
         {"evict": "snapkv"},
         {"bits": None, "total_bytes": 2**17},
         {"bits": None, "key_bits": 4, "value_bits": 2},
+        {"trellis": True},
     ],
-    ids=["none", "prompt", "evict", "bytes", "apart"],
+    ids=["none", "prompt", "evict", "bytes", "apart", "trellis"],
 )
 @pytest.mark.parametrize("padding", [0, 75])
 def test_codes_are_those_of_the_cpu(settings, padding):
