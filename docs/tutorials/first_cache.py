@@ -82,7 +82,7 @@ with attention_implementation(model, "grace_sdpa"):
 
 # %%
 # A model this small says nothing about yours. On SmolLM2-135M, 2.25 bits moved the expectations half as far as 4-bit
-# codes, which take 5 bits with their scales, and kept 24 of 26 answers: :doc:`measured </results/arena>`.
+# codes, which take 5 bits with their scales, and kept 25 of 26 answers: :doc:`measured </results/arena>`.
 #
 # Where to go from here
 # ---------------------
