@@ -81,7 +81,7 @@ with attention_implementation(model, "grace_sdpa"):
         print(f"{bits:4} bits: KL {found.kl:.4f} nats, the same likeliest token after {found.top1:.0%} of the tokens")
 
 # %%
-# A model this small says nothing about yours. On SmolLM2-135M, 2.25 bits moved the expectations half as far as 4-bit
+# A model this small says nothing about yours. On SmolLM2-135M, 2.25 bits moved the expectations a third as far as 4-bit
 # codes, which take 5 bits with their scales, and kept 25 of 26 answers: :doc:`measured </results/arena>`.
 #
 # Where to go from here
