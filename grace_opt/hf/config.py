@@ -101,7 +101,7 @@ class PruningConfig:
     basis : str or path
         With ``bits``: "calibrated" (the model's own, made once and kept), "prompt" (from each prompt, stored and
         counted), "none", or a file that ``grace-opt basis`` wrote.
-    trellis : bool
+    trellis : bool, optional
         With ``bits``: code the numbers of a channel together, by a trellis, which leaves less error in the same bytes;
         the default unless ``read`` is given. False codes them one by one, which takes less time while a prompt is read.
     read : TopTokens or str, optional
@@ -145,7 +145,7 @@ class PruningConfig:
     value_bits: float | None = None
     total_bytes: int | None = None
     basis: str | os.PathLike[str] = CALIBRATED
-    trellis: bool = None  # type: ignore[assignment]  # known once it is known what is read
+    trellis: bool | None = None  # known once it is known what is read; with bits alone
     read: TopTokens | None = None  # a name is replaced by what it stands for
 
     def __post_init__(self) -> None:
@@ -157,9 +157,11 @@ class PruningConfig:
             object.__setattr__(self, "read", reading_named(self.read))
         if self.ratio is RATIO:
             object.__setattr__(self, "ratio", self.usual_ratio)
-        if self.trellis is None:
+        check_fields(self, flag, "fused")
+        if self.trellis is not None:
+            check_fields(self, flag, "trellis")
+        elif self.is_coded:
             object.__setattr__(self, "trellis", self.read is None)
-        check_fields(self, flag, "fused", "trellis")
         if self.read is not None:
             _check_read(self)
         check_bits(self)
@@ -375,7 +377,7 @@ def _check_read(config: PruningConfig) -> None:
     if config.trellis and config.is_coded:
         raise OptionError(
             "read= finds tokens by the high bits of their codes, and with trellis=True every code depends on those "
-            "before it; leave trellis out, or write trellis=False"
+            "before it; write trellis=False, its default beside read="
         )
     if config.fused is False:
         raise OptionError("read= needs fused=True: other attention functions read every token; leave out fused=False")

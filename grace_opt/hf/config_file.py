@@ -58,6 +58,8 @@ def read_settings(path: str | os.PathLike[str], model: PreTrainedModel | PreTrai
         If there is no such file, it is cut short, of another kind or version, or for another model.
     """
     name = path_text(path)
+    if name.lstrip().startswith("{"):
+        raise OptionError("that is the text of a file of settings: give the path of the file that holds it")
     try:
         content = json.loads(Path(name).read_text(encoding=TEXT))
     except (OSError, ValueError, RecursionError) as error:

@@ -238,7 +238,7 @@ class _Check:
                 f"{width} and {depth} channels",
             )
         check = RowCheck(
-            self.require, heads, width, depth, keys.dtype, plan.bits.basis == OF_PROMPT, plan.config.trellis
+            self.require, heads, width, depth, keys.dtype, plan.bits.basis == OF_PROMPT, bool(plan.config.trellis)
         )
         block = plan.config.tail_block
         self.require(said["block"] in (0, block), f"block={said['block']!r} for a cache with tail_block={block}")

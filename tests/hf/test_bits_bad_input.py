@@ -129,7 +129,7 @@ class TestSettings:
         [
             ({"bit": 2}, "For bit, write bits="),
             ({"bits_": 2}, "For bits_, write bits="),
-            ({"bits": 2, "recent_windw": 8}, r"does not go together with recent_windw; .* write recent_window="),
+            ({"bits": 2, "recent_windw": 8}, r"has no setting recent_windw\..* write recent_window="),
             ({"nbits": 2}, r"For nbits, write bits=, the mean over all channels, or quantize=Quantization\(keys=4\)"),
             ({"kv_bits": 2}, "For kv_bits, write bits="),
             ({"keybits": 2, "value_bits": 2}, "value_bits given: .*For keybits, write key_bits="),
@@ -184,6 +184,9 @@ class TestSettings:
         assert dataclasses.replace(PruningConfig(sink_tokens=4, tail_block=64), bits=2) == PruningConfig(bits=2)
         values = {**PruningConfig().to_dict(), "bits": 2.0, "tail_block": 64, "sink_tokens": 4}
         assert PruningConfig.from_dict(values) == PruningConfig(bits=2)
+        few = dataclasses.replace(PruningConfig(bits=2), read="pages", trellis=None)
+        assert few == PruningConfig(bits=2, read="pages")
+        assert dataclasses.replace(few, read=None, trellis=None) == PruningConfig(bits=2)
         del values["fused"]  # as in a file from before that field
         assert PruningConfig.from_dict(values) == PruningConfig(bits=2)
 
@@ -204,6 +207,7 @@ class TestBasis:
             PruningConfig(trellis=False)
         with pytest.raises(OptionError, match="trellis=True is for bits="):
             PruningConfig(trellis=True, read="pages")
+        assert PruningConfig(read="pages").trellis is None
         with pytest.raises(OptionError, match="trellis='yes': give True or False"):
             PruningConfig(bits=2, trellis="yes")
         with pytest.raises(OptionError, match="read= finds tokens by the high bits of their codes"):

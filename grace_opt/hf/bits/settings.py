@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..._util.parameters import integer, number, shown
+from ...attention.provider import DEFAULT_RATIO
 from ...errors import OptionError
 from ..arguments import OTHER_NAMES_OF_SETTINGS, advice
 from ..layer_budgets import LayerBudgets
@@ -65,7 +66,7 @@ def check_bits(config: Any) -> None:
     if not given:
         if config.basis != CALIBRATED:
             raise OptionError(f"basis={config.basis!r} is for bits=: write bits=2.25 as well, or leave basis out")
-        if config.trellis != (config.read is None):
+        if config.trellis is not None:
             raise OptionError(f"trellis={config.trellis} is for bits=: write bits=2.25 as well, or leave trellis out")
         return
     for name in ("bits", "key_bits", "value_bits"):
@@ -80,11 +81,15 @@ def check_bits(config: Any) -> None:
             f"{' and '.join(given)} given: write bits= alone, key_bits= and value_bits= together, or total_bytes= alone"
             f"{'.' * bool(meant)}{meant}"
         )
+    if isinstance(config.ratio, float) and config.ratio in (0.0, DEFAULT_RATIO):
+        object.__setattr__(config, "ratio", config.usual_ratio)  # as it is with and without read=: of a copied one
     defaults = {name: field.default for name, field in type(config).__dataclass_fields__.items()}
     defaults |= {"options": {}, "ratio": config.usual_ratio}
     others = [name for name in _DECIDES_OTHERWISE if _differs(getattr(config, name), defaults[name])]
     if "options" in others and unknown:  # by the names that were given
         others = [name for name in others if name != "options"] + unknown
+    if others == unknown != [] and meant:
+        raise OptionError(f"a cache with {given[0]}= has no setting {', '.join(unknown)}.{meant}")
     if others:
         raise _contradiction(given[0], others, meant)
     evict = config.evict.evict if isinstance(config.evict, LayerBudgets) else config.evict
