@@ -31,7 +31,7 @@ from transformers.cache_utils import DynamicCache
 from bench.caches import SINKS
 from bench.caches import WINDOW as RECENT
 from bench.cost_model import MODELS, PROBES, probes, timed
-from bench.decode_bits import BITS, OURS
+from bench.decode_bits import BITS, CODED, ONE_BY_ONE, OURS
 from bench.efficiency.subject import random_weights
 from bench.provenance import require_clean
 from bench.report import BLACK, BLUE, SKY, Page, add_options, read_results, table, write_results
@@ -43,9 +43,7 @@ from grace_opt.hf.filling import filled
 MODEL = MODELS["llama3-8b"]
 #: Tokens and prompts of one layer, and of whole steps.
 LAYERS, STEPS = ((8192, 1), (32768, 1), (8192, 8), (32768, 8)), ((8192, 1), (32768, 1))
-DENSE, ONE_BY_ONE = "dense", f"{OURS}, trellis=False"
-#: Kinds of codes, and their settings.
-CODED = {OURS: {}, ONE_BY_ONE: {"trellis": False}}
+DENSE = "dense"
 #: Bytes of dense keys and values, or of codes, that are more than the GPU's caches hold; and most layers made for it.
 COLD, MOST = 2**27, 16
 FASTEST = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
