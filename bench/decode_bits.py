@@ -373,7 +373,7 @@ def _draw(figure: Figure, steps: Sequence[Mapping[str, Any]]) -> None:
     )
     axes.axhline(1, color=BLACK, linewidth=0.8)
     axes.set_ylabel("time of a step / dense")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
 
 
 def main(given: Sequence[str] | None = None) -> None:
