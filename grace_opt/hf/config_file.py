@@ -58,13 +58,13 @@ def read_settings(path: str | os.PathLike[str], model: PreTrainedModel | PreTrai
         If there is no such file, it is cut short, of another kind or version, or for another model.
     """
     name = path_text(path)
-    if name.lstrip().startswith("{"):
-        raise OptionError("that is the text of a file of settings: give the path of the file that holds it")
     try:
         content = json.loads(Path(name).read_text(encoding=TEXT))
     except (OSError, ValueError, RecursionError) as error:
         missing = "there is no such file" if isinstance(error, FileNotFoundError) else "it cannot be opened"
         why = f"{missing} ({error.strerror})" if isinstance(error, OSError) else f"it is not JSON: {error}"
+        if isinstance(error, OSError) and name.lstrip().startswith("{"):
+            why = "that is the text of such a file, and its path is wanted"
         raise OptionError(
             f"the settings in {shown(name)} cannot be read: {why}; PruningConfig.to_json and grace-opt tune "
             "write such files"

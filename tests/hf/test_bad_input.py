@@ -250,7 +250,9 @@ def test_values_of_wrong_kinds_are_named(tiny, prune, prompt, tmp_path):
         PrunedKeyCache(model, offloading="yes")
     with pytest.raises(OptionError, match="has no 1; it has method"):
         PruningConfig.from_dict({1: 2})
-    with pytest.raises(OptionError, match=r"the settings in '\{.{90,120}\.\.\. cannot be read") as raised:
+    with pytest.raises(
+        OptionError, match=r"the settings in '\{.{90,120}\.\.\. cannot be read: that is the text"
+    ) as raised:
         PruningConfig.from_json(PruningConfig().to_json())
     assert len(str(raised.value)) < 300
 
