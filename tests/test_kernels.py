@@ -188,6 +188,23 @@ class TestPasses:
                 found = objective.evaluate(W, torch.ones(2, 3, dtype=torch.bool))
                 assert found.tolist() == [math.fsum(terms)] * 2
 
+    @pytest.mark.parametrize("start", [0, 10**12])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+    def test_objective_of_few_digits_is_rounded_once(self, dtype, start, monkeypatch):
+        """Their sums often lie in the middle of two numbers, and pairs hold them unless some are tiny."""
+        monkeypatch.setattr(threads, "COMPILE_FROM", start)
+        for terms in ([2.0**30, 2.0**-23], [2.0**30 + 2.0**7, 2.0**-23], [2.0**30, -(2.0**-24)], [2.0**30, -(2.0**30)]):
+            for tail in (0.0, 2.0**-100, -(2.0**-100), 2.0**-40, 2.0**-76, -(2.0**-77), 2.0**-130):
+                W = torch.diag(torch.tensor([*terms, tail])).expand(2, 3, 3)
+                found = objective.evaluate(W, torch.ones(2, 3, dtype=torch.bool))
+                assert found.tolist() == [math.fsum([*terms, tail])] * 2
+        g = torch.Generator().manual_seed(2)
+        wide = 3 if dtype == torch.float16 else 9
+        W = torch.randn(40, 30, 30, generator=g).mul_(torch.randn(40, 30, 30, generator=g).mul_(wide).exp2_()).to(dtype)
+        mask = torch.rand(40, 30, generator=g) < 0.5
+        expected = [math.fsum(w[own][:, own].flatten().tolist()) for w, own in zip(W, mask, strict=True)]
+        assert objective.evaluate(W, mask).tolist() == expected
+
     def test_a_forked_process_has_threads_of_its_own(self):
         """The pool's threads do not survive a fork; the child must not wait for them."""
         g = torch.Generator().manual_seed(0)

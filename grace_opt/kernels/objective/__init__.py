@@ -13,7 +13,7 @@ from .._shared.operation import Compiled, Operation, trial_of
 from .._shared.threads import COMPILE_FROM, worth_one_pass
 from ..weights import Weights
 from . import reference
-from .reference import Sums
+from .reference import Sums, is_exact
 from .reference import is_doubtful as is_doubtful
 
 OPERATION = Operation(
@@ -28,11 +28,13 @@ def objective(W: Tensor | Weights, mask: Tensor) -> Tensor:
     if isinstance(W, Weights):
         return W.objective(mask)
     found = _sums(W, mask)
-    value, doubtful = found.value, is_doubtful(*found).flatten().nonzero().flatten().tolist()
-    if doubtful:
+    value, doubtful = found.value, is_doubtful(*found).flatten().nonzero().flatten()
+    if len(doubtful):
+        matrices, masks = W.reshape(-1, *W.shape[-2:]), mask.reshape(-1, mask.shape[-1])
+        doubtful = doubtful[~is_exact(matrices[doubtful], masks[doubtful], found.size.flatten()[doubtful])]
         value = value.clone()
-        matrices, masks, flat = W.reshape(-1, *W.shape[-2:]), mask.reshape(-1, mask.shape[-1]), value.view(-1)
-        for b in doubtful:
+        flat = value.view(-1)
+        for b in doubtful.tolist():
             flat[b] = math.fsum(matrices[b][masks[b]][:, masks[b]].double().flatten().tolist())
     return value
 

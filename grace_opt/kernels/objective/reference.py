@@ -51,6 +51,19 @@ def is_doubtful(value: Tensor, rest: Tensor, size: Tensor) -> Tensor:
     return tie | (value.abs() < CANCELLED * size)
 
 
+def is_exact(W: Tensor, mask: Tensor, size: Tensor) -> Tensor:
+    """Return whether pairs of numbers hold the sums over these choices (B, n); absolute values add up to `size`.
+
+    Numbers of at most 24 digits are multiples of the last digit of the least of them, and so is all that is rounded
+    away. That is at most half of a digit of `size` with each term, and fits into the second number of a pair.
+    """
+    if not W.dtype.is_floating_point or W.dtype.itemsize > 4:
+        return torch.zeros(len(W), dtype=torch.bool, device=W.device)
+    counted = mask.unsqueeze(-1) & mask.unsqueeze(-2) & (W != 0)
+    least = torch.where(counted, W.abs(), torch.inf).amin((-2, -1)).double()
+    return counted.sum((-2, -1)) * size * 2.0**-80 <= least
+
+
 def paired_sums(terms: Any, zeros: Callable[[tuple[int, ...]], Any]) -> tuple[Any, Any]:
     """Return the sum over the last dimension by adding halves, and the sum of the rounding errors (TwoSum)."""
     *batch, count = terms.shape
