@@ -184,9 +184,6 @@ class TestSettings:
         assert dataclasses.replace(PruningConfig(sink_tokens=4, tail_block=64), bits=2) == PruningConfig(bits=2)
         values = {**PruningConfig().to_dict(), "bits": 2.0, "tail_block": 64, "sink_tokens": 4}
         assert PruningConfig.from_dict(values) == PruningConfig(bits=2)
-        few = dataclasses.replace(PruningConfig(bits=2), read="pages", trellis=None)
-        assert few == PruningConfig(bits=2, read="pages")
-        assert dataclasses.replace(few, read=None, trellis=None) == PruningConfig(bits=2)
         del values["fused"]  # as in a file from before that field
         assert PruningConfig.from_dict(values) == PruningConfig(bits=2)
 

@@ -96,8 +96,8 @@ def check_alike(monkeypatch, counted, model, ids, mask=None, **settings):
         {"sink_tokens": 0},
         {"step": 3},
         {"step": 4, "tail_block": 64},
-        {"trellis": True},
-        {"trellis": True, "bits": 5, "step": 3},
+        {"trellis": False},
+        {"trellis": False, "bits": 5, "step": 3},
     ],
 )
 def test_steps_are_those_on_dense_copies(settings, model, counted, monkeypatch):

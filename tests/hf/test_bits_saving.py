@@ -41,7 +41,7 @@ KINDS = {
     "sliding and full": ({}, 124, 0, MIXED),
     "a dense layer": ({"dense_layers": 1}, 124, 0, {}),
     "empty": ({}, 0, 0, {}),
-    "a trellis": ({"trellis": True}, 150, 13, {}),
+    "numbers one by one": ({"trellis": False}, 150, 13, {}),
     "in few bytes": ({"bits": None, "total_bytes": 60_000}, 124, 0, {}),
 }
 
@@ -194,6 +194,15 @@ def test_rows_that_sequences_share_are_saved_once(filled, path):
     for each in (cache, loaded):
         each.reorder_cache(torch.tensor([5, 0, 3, 3, 1, 2]))
     assert same_bits(loaded, cache)
+
+
+def test_a_file_from_before_there_were_trellises_has_none(filled, path, monkeypatch):
+    model, cache, _ = filled()
+    assert cache.pruning.trellis
+    values = {name: value for name, value in cache.pruning.to_dict().items() if name != "trellis"}
+    monkeypatch.setattr(type(cache.pruning), "to_dict", lambda self: values)
+    cache.save(path)
+    assert PrunedKeyCache.load(path, model).pruning.trellis is False
 
 
 @pytest.mark.slow

@@ -79,8 +79,8 @@ def test_cell_with_bits(family, mode):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "chunked prefill"])
-def test_cell_of_a_trellis(mode, monkeypatch):
-    monkeypatch.setitem(matrix_bits.SETTINGS, "trellis", True)
+def test_cell_without_a_trellis(mode, monkeypatch):
+    monkeypatch.setitem(matrix_bits.SETTINGS, "trellis", False)
     assert coded_cell("Llama", mode) == "pass"
 
 

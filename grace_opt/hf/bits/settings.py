@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..._util.parameters import integer, number, shown
-from ...attention.provider import DEFAULT_RATIO
 from ...errors import OptionError
 from ..arguments import OTHER_NAMES_OF_SETTINGS, advice
 from ..layer_budgets import LayerBudgets
@@ -81,8 +80,6 @@ def check_bits(config: Any) -> None:
             f"{' and '.join(given)} given: write bits= alone, key_bits= and value_bits= together, or total_bytes= alone"
             f"{'.' * bool(meant)}{meant}"
         )
-    if isinstance(config.ratio, float) and config.ratio in (0.0, DEFAULT_RATIO):
-        object.__setattr__(config, "ratio", config.usual_ratio)  # as it is with and without read=: of a copied one
     defaults = {name: field.default for name, field in type(config).__dataclass_fields__.items()}
     defaults |= {"options": {}, "ratio": config.usual_ratio}
     others = [name for name in _DECIDES_OTHERWISE if _differs(getattr(config, name), defaults[name])]
