@@ -19,7 +19,8 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from grace_opt._util.files import write_file
-from grace_opt.kernels.coding.cpu.trellis import nearest_of_subsets, search, walk_back
+from grace_opt.hf.bits.bitplanes import unpack_codes
+from grace_opt.kernels.coding.cpu import code
 from grace_opt.kernels.coding.trellis import as_read
 
 #: Bits of codes; those that are read have one more.
@@ -39,26 +40,28 @@ def main() -> None:
             levels = fitted(rows, levels, bits)
         levels = np.round(levels, 5)
         rows = draws.standard_normal((ROWS, COLUMNS), dtype=np.float32)
-        read = np.concatenate([coded(row, levels, bits) for row in rows])
-        error = float(np.square(rows.ravel() - levels[read]).mean(dtype=np.float64))
+        error = float(np.square(rows - levels[coded(rows, levels, bits)]).mean(dtype=np.float64))
         made[str(bits)] = {"levels": [round(float(level), 5) for level in levels], "distortion": float(f"{error:.4g}")}
         print(bits, made[str(bits)], file=sys.stderr)
     write_file(Path(sys.argv[1]), json.dumps(made, indent=1) + "\n")
 
 
-def coded(row: npt.NDArray[np.float32], levels: npt.NDArray[np.float32], bits: int) -> npt.NDArray[np.int64]:
-    """Return the codes of a row as they are read."""
-    errors, nearest = np.empty((4, len(row)), np.float32), np.empty((4, len(row)), np.uint8)
-    ways, codes = np.empty(len(row), np.uint8), np.empty(len(row), np.uint8)
-    nearest_of_subsets(row, levels, bits, errors, nearest)
-    walk_back(nearest, ways, search(errors, len(row), ways), codes)
-    found: Tensor = as_read(torch.from_numpy(codes))
+def coded(rows: npt.NDArray[np.float32], levels: npt.NDArray[np.float32], bits: int) -> npt.NDArray[np.int64]:
+    """Return the codes of rows as they are read."""
+    (number, count), plain = rows.shape, np.zeros((max(WIDTHS) + 3, 255), np.float32)  # edges, which nothing reads
+    book = np.zeros((len(plain), 256), np.float32)
+    book[bits + 1, : len(levels)] = levels
+    widths, planes = np.full((1, number), bits, np.uint8), np.empty(number * bits * -(-count // 8), np.uint8)
+    means, scales = np.zeros(number, np.float32), np.ones((1, number), np.float32)
+    code(rows, means, widths, np.array([count]), plain, book, len(plain), scales, planes)
+    by_plane = torch.from_numpy(planes).view(number * bits, -1)
+    found: Tensor = as_read(unpack_codes(by_plane, torch.from_numpy(widths[0]), count))
     return found.long().numpy()
 
 
 def fitted(rows: npt.NDArray[np.float32], levels: npt.NDArray[np.float32], bits: int) -> npt.NDArray[np.float32]:
     """Return better levels."""
-    read = np.concatenate([coded(row, levels, bits) for row in rows])
+    read = coded(rows, levels, bits).ravel()
     sums = np.bincount(read, rows.ravel().astype(np.float64), len(levels))
     counts = np.bincount(read, minlength=len(levels))
     means = np.where(counts > 0, sums / np.maximum(counts, 1), levels)

@@ -375,3 +375,18 @@ def least_of_trellis(row, levels, bits):
     every = itertools.product(range(2**bits), repeat=len(row))
     errors = ([(x - levels[code]) ** 2 for x, code in zip(row, read_of_trellis(c), strict=True)] for c in every)
     return min(math.fsum(each) for each in errors)
+
+
+def least_of_long_trellis(row, levels, bits):
+    """The same for long rows, in float64: the least by the last three bits, column by column."""
+    least = {(0, 0, 0): 0.0}
+    for x in np.asarray(row, dtype=np.float64):
+        found = {}
+        for (first, second, third), sum_so_far in least.items():
+            for bit in (0, 1):
+                subset = third + 2 * (bit ^ second ^ first)
+                error = min((x - level) ** 2 for level in levels[subset : 2 << bits : 4])
+                last = second, third, bit
+                found[last] = min(found.get(last, math.inf), sum_so_far + error)
+        least = found
+    return min(least.values())

@@ -62,6 +62,18 @@ def test_no_codes_have_a_smaller_error(drawn):
     assert error == pytest.approx(oracle.least_of_trellis(row.tolist(), levels.tolist(), bits), rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.parametrize(("giant", "within"), [(1, 1e-6), (1000, 1e-7)])
+@pytest.mark.parametrize("bits", [1, 3])
+def test_nor_of_long_rows(bits, giant, within):
+    """Sums of many errors, some of them a million times as large as others, lose nothing to float32."""
+    row = np.random.default_rng(bits).standard_normal(4000).astype(np.float32)
+    row[[7, 8, 1000, 3990]] *= giant
+    levels = BOOK[bits + 1].numpy()[: 2 << bits]
+    (codes,) = trellis_levels.coded(row[None], levels, bits)
+    error = float(np.square(row.astype(float) - levels[codes]).sum())
+    assert error == pytest.approx(oracle.least_of_long_trellis(row, levels.astype(float), bits), rel=within)
+
+
 def cases(counts, scale, seed):
     """Rows of every width in two classes, some constant, one with an outlier."""
     g = torch.Generator().manual_seed(seed)
@@ -91,7 +103,7 @@ def test_among_equal_ones_compiled_codes_are_the_reference_s_too(bits):
     row = np.random.default_rng(bits).integers(-2, len(levels) + 2, 60).astype(np.float32)
     table = torch.from_numpy(np.pad(levels, (0, 256 - len(levels))))[None]
     codes = trellis.searched(torch.from_numpy(row)[None], table, torch.tensor([bits]))
-    assert trellis_levels.coded(row, levels, bits).tolist() == trellis.as_read(codes)[0].tolist()
+    assert trellis_levels.coded(row[None], levels, bits).tolist() == trellis.as_read(codes).tolist()
 
 
 def test_codes_of_eight_bits_know_no_trellis():

@@ -1,4 +1,4 @@
-"""`Lanes`: a numba type for vectors of eight or sixteen float32 numbers, and memory access by address.
+"""`Lanes`: a numba type for vectors of eight or sixteen float32 numbers, or int32, and memory access by address.
 
 For loops whose sums must stay in registers (`grace_opt.kernels.decode.cpu`, `grace_opt.kernels.received.cpu`). They run
 on every processor: LLVM splits vectors if registers are narrower. Where they are, sixteen lanes need too many
@@ -38,20 +38,21 @@ WIDEST, TRANSPOSING = decided(FEATURES)
 
 
 class Lanes(types.Type):
-    """Some float32 numbers."""
+    """Some float32 numbers, or int32."""
 
-    def __init__(self, count=LANES):
-        super().__init__(name=f"Float32x{count}")
-        self.count = count
+    def __init__(self, count=LANES, whole=False):
+        super().__init__(name=f"{'Int' if whole else 'Float'}32x{count}")
+        self.count, self.whole = count, whole
+        self.vector = ir.VectorType(_COUNT if whole else _NUMBER, count)
 
 
-lanes, widest, four = Lanes(), Lanes(WIDEST), Lanes(4)
+lanes, widest, four, wholes = Lanes(), Lanes(WIDEST), Lanes(4), Lanes(WIDEST, whole=True)
 
 
 @register_model(Lanes)
 class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager, kind):
-        super().__init__(manager, kind, ir.VectorType(_NUMBER, kind.count))
+        super().__init__(manager, kind, kind.vector)
 
 
 def _constant(value, kind=_VECTOR):
@@ -73,16 +74,15 @@ def _loading(kind):
     @intrinsic
     def load_vector(typing_context, address):
         def generate(context, builder, signature, arguments):
-            vector = ir.VectorType(_NUMBER, kind.count)
-            return builder.load(builder.inttoptr(arguments[0], vector.as_pointer()), align=4)
+            return builder.load(builder.inttoptr(arguments[0], kind.vector.as_pointer()), align=4)
 
         return kind(types.intp), generate
 
     return load_vector
 
 
-#: The eight, `WIDEST` or four numbers from an address on.
-load, load_widest, load_four = _loading(lanes), _loading(widest), _loading(four)
+#: The eight, `WIDEST` or four numbers from an address on, or `WIDEST` int32.
+load, load_widest, load_four, load_wholes = (_loading(kind) for kind in (lanes, widest, four, wholes))
 
 
 @intrinsic
@@ -304,15 +304,15 @@ def _spreading(kind):
     @intrinsic
     def spread_number(typing_context, value):
         def generate(context, builder, signature, arguments):
-            return _spread(builder, arguments[0], ir.VectorType(_NUMBER, kind.count))
+            return _spread(builder, arguments[0], kind.vector)
 
-        return kind(types.float32), generate
+        return kind(types.int32 if kind.whole else types.float32), generate
 
     return spread_number
 
 
-#: The same number in all of eight, `WIDEST` or four lanes.
-spread, spread_widest, spread_four = _spreading(lanes), _spreading(widest), _spreading(four)
+#: The same number in all of eight, `WIDEST` or four lanes, or int32 in `WIDEST`.
+spread, spread_widest, spread_four, spread_whole = (_spreading(kind) for kind in (lanes, widest, four, wholes))
 
 
 @intrinsic
@@ -340,22 +340,27 @@ def multiply_add(typing_context, a, b, c):
     return a(a, a, a), generate
 
 
-def _arithmetic(operation, method):
+def _arithmetic(operation, floating, whole):
     """Define what an operator does with two vectors; numba compiles no function for it, as it would for an overload."""
 
     @type_callable(operation)
     def of_two(_):
-        return lambda a, b: a if isinstance(a, Lanes) and a == b else None
+        return lambda a, b: a if isinstance(a, Lanes) and a == b and (whole if a.whole else floating) else None
 
     @lower_builtin(operation, Lanes, Lanes)
     def generate(context, builder, signature, arguments):
-        return getattr(builder, method)(*arguments)
+        return getattr(builder, whole if signature.args[0].whole else floating)(*arguments)
 
 
-_arithmetic(operator.add, "fadd")
-_arithmetic(operator.sub, "fsub")
-_arithmetic(operator.mul, "fmul")
-_arithmetic(operator.truediv, "fdiv")
+_arithmetic(operator.add, "fadd", "add")
+_arithmetic(operator.sub, "fsub", "sub")
+_arithmetic(operator.mul, "fmul", None)
+_arithmetic(operator.truediv, "fdiv", None)
+_arithmetic(operator.and_, None, "and_")
+_arithmetic(operator.or_, None, "or_")
+_arithmetic(operator.xor, None, "xor")
+_arithmetic(operator.lshift, None, "shl")
+_arithmetic(operator.rshift, None, "lshr")
 
 
 def _selecting(comparison):
@@ -372,6 +377,17 @@ def _selecting(comparison):
 
 #: Lane by lane; where `a` is NaN so is the result, where only `b` is, the result is `a`.
 greater, smaller = _selecting(">"), _selecting("<")
+
+
+@intrinsic
+def where_less(typing_context, a, b, one, other):
+    """Lane by lane, `one` where ``a < b``, and `other` elsewhere; both numbers or both int32."""
+
+    def generate(context, builder, signature, arguments):
+        a, b, one, other = arguments
+        return builder.select(builder.fcmp_ordered("<", a, b), one, other)
+
+    return one(a, a, one, one), generate
 
 
 def _folding(combine):

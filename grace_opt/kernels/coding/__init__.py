@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .._shared.dispatch import use_triton
 from .._shared.operation import Compiled, Operation, Triton, trial_of
+from .._shared.switches import LLVM, is_off
 from .._shared.threads import COMPILE_FROM, worth_compiling
 from . import reference
 from .reference import Codebooks as Codebooks
@@ -26,7 +27,7 @@ KERNEL = Triton("codes of a trellis", "with bits=, unless trellis=False", trial_
 OPERATION = Operation(
     "coding",
     "codes of keys and values in a few bits each",
-    cpu=Compiled(f"once a process has coded {COMPILE_FROM:,} numbers", trial_of(__name__, "cpu")),
+    cpu=Compiled(f"once a process has coded {COMPILE_FROM:,} numbers", trial_of(__name__, "cpu"), "torch"),
     gpu=(KERNEL,),
 )
 
@@ -55,7 +56,7 @@ def scaled_and_coded(
     planes : tuple of Tensor (Σ widths, ⌈n/8⌉), uint8
         For each class, the bits of every row, lowest first; eight columns to a byte.
     """
-    if rows.device.type == "cpu" and worth_compiling(rows.numel()):
+    if _is_compiled(rows):
         from .cpu import scaled_and_coded as compiled
 
         return compiled(rows, means, widths, counts, books)
@@ -84,8 +85,12 @@ def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tu
     squares : Tensor (H, C, d), float64
         In units of the head's largest number, unless that is 0: squares must not overflow.
     """
-    if rows.device.type == "cpu" and worth_compiling(rows.numel()):
+    if _is_compiled(rows):
         from .cpu import weighted_squares as compiled
 
         return compiled(rows, weights, counts)
     return reference.weighted_squares(rows, weights, counts)
+
+
+def _is_compiled(rows: Tensor) -> bool:
+    return rows.device.type == "cpu" and not is_off(LLVM) and worth_compiling(rows.numel())

@@ -75,13 +75,14 @@ def searched(scaled: Tensor, levels: Tensor, bits: Tensor) -> Tensor:
         own.copy_(torch.where(closer, error, own))
         number.masked_fill_(closer, code)
     before, chosen = (torch.tensor(part, device=scaled.device) for part in (_BEFORE, _CHOSEN))
-    costs = torch.full((STATES, rows), torch.inf, dtype=torch.float64, device=scaled.device)
-    costs[0], by_column = 0.0, errors.double().permute(2, 0, 1)
+    costs = torch.full((STATES, rows), torch.inf, dtype=torch.float32, device=scaled.device)
+    costs[0], by_column = 0.0, errors.permute(2, 0, 1)
     second = torch.empty(count, STATES, rows, dtype=torch.bool, device=scaled.device)
     for column in range(count):
         one, other = (costs[before[:, n]] + by_column[column][chosen[:, n]] for n in (0, 1))
         torch.lt(other, one, out=second[column])
         costs = torch.minimum(one, other)
+        costs -= costs[0].clone()  # so that they stay small, and float32 precise
     state, codes = costs.argmin(0), torch.empty(rows, count, dtype=torch.uint8, device=scaled.device)
     every = torch.arange(rows, device=scaled.device)
     for column in reversed(range(count)):

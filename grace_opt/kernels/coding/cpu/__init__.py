@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..._shared.jit import c_function, jit, part
+from ..._shared.lanes import WIDEST
 from ..._shared.memory import array_at, empty, view, zeros
 from ..._shared.threads import array_of, call_with
 from ..reference import BEYOND, FITTING_STEPS, LARGEST, PART, PER_BYTE, Codebooks, levels_read, positive
@@ -200,33 +201,60 @@ def fit(rows, means, widths, counts, levels, edges, even, scales):
 
 
 @part(error_model="numpy")
+def scale_down(row, mean, scale, out):
+    """Write a row's differences from the mean, divided by its scale."""
+    centre(row, mean, out)
+    divisor = scale if scale > 0 else np.float32(1.0)
+    for t in range(row.shape[0]):
+        out[t] /= divisor
+
+
+@part
+def pack(eights, bits, size, planes, at):
+    """Write the planes of a row of codes, of which each number holds eight."""
+    for p in range(bits):
+        for i in range(size):
+            planes[at + i] = (((eights[i] >> np.uint64(p)) & ONES) * TOGETHER) >> np.uint64(56)
+        at += size
+
+
+@part(error_model="numpy")
 def code(rows, means, widths, counts, edges, trellis, even, scales, planes):
     """Fill the planes of all classes, one class after the other; `trellis` has no rows, or levels as they are read."""
     longest = longest_of(counts)
-    scaled = empty((longest,), np.float32)
+    room = empty((WIDEST * (longest + WIDEST),), np.float32)
     eights = zeros(((longest + PER_BYTE - 1) // PER_BYTE,), np.uint64)
     codes = view(eights, np.uint8)
-    at, first = 0, 0
+    starts, woven = empty((rows.shape[0],), np.int64), empty((rows.shape[0],), np.int64)
+    at, first = np.int64(0), 0
     for c in range(counts.shape[0]):
-        count = counts[c]
+        count, own, number = counts[c], widths[c], 0
         size = (count + PER_BYTE - 1) // PER_BYTE
         for r in range(rows.shape[0]):
-            bits, scale = widths[c, r], scales[c, r] if scales[c, r] > 0 else np.float32(1.0)
-            if bits and count:
-                part = scaled[:count]
-                centre(rows[r, first : first + count], means[r], part)
-                for t in range(count):
-                    part[t] /= scale
-                if bits != even and trellis.shape[0]:
-                    weave(part, trellis[bits + 1], bits, codes[:count])
-                else:
-                    nearest(part, edges[bits], bits, codes[:count])
+            starts[r] = at
+            at += size * own[r]
+        # Rows of equal widths side by side, as what takes the most bits in a vector takes its time.
+        for bits in range(trellis.shape[0] if count else 0):
+            for r in range(rows.shape[0]):
+                if own[r] == bits and bits != even and bits:
+                    woven[number] = r
+                    number += 1
+        columns = (count + WIDEST - 1) // WIDEST * WIDEST
+        scaled = room[: WIDEST * columns].reshape(WIDEST, columns)
+        for some in range(0, number, WIDEST):
+            lanes = woven[some : min(some + WIDEST, number)]
+            for lane in range(lanes.shape[0]):
+                r = lanes[lane]
+                scale_down(rows[r, first : first + count], means[r], scales[c, r], scaled[lane])
+            weave(scaled, count, lanes, own, trellis, planes, starts)
+        for r in range(rows.shape[0]):
+            bits = own[r]
+            if bits and count and (bits == even or not trellis.shape[0]):
+                scale_down(rows[r, first : first + count], means[r], scales[c, r], room)
+                nearest(room, edges[bits], bits, codes[:count])
                 for t in range(count, size * PER_BYTE):
                     codes[t] = 0
-                for p in range(bits):
-                    for i in range(size):
-                        planes[at + i] = (((eights[i] >> np.uint64(p)) & ONES) * TOGETHER) >> np.uint64(56)
-                    at += size
+                pack(eights, bits, size, planes, starts[r])
         first += count
 
 
