@@ -87,8 +87,8 @@ def raise_for_verdict(layer: int, verdict: Iterable[bool]) -> None:
 
 def _check_codable(layer: int, tensors: Iterable[Tensor]) -> None:
     """Raise if keys, queries or values are not finite, or too large for float32, in which they are coded."""
-    found = [tensor.abs().amax().double() for tensor in tensors if tensor.numel()]
-    largest = torch.stack([each.to(found[0].device) for each in found]).max().cpu()
+    found = [end.double() for tensor in tensors if tensor.numel() for end in torch.aminmax(tensor)]
+    largest = torch.stack([each.to(found[0].device) for each in found]).abs().max().cpu()
     if not bool(largest.isfinite()):
         raise CacheError(
             f"keys, queries or values of layer {layer} are not finite (inf or NaN), so they cannot be coded, and the "

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grace_opt.hf.bits.importance import KEPT, attention_moments, observed_queries, queries_of_row
+from grace_opt.hf.bits.importance import KEPT, attention_moments, observed_queries, queries_of_row, spread_queries
 from grace_opt.hf.observation import Observation
 from tests.oracle import received_attention
 
@@ -51,6 +51,23 @@ def test_a_padded_row_has_the_queries_that_it_would_have_alone(padding):
     )
     for padded, own in zip(queries_of_row(over, 1), queries_of_row(alone, 0), strict=True):
         torch.testing.assert_close(padded, own)
+
+
+@pytest.mark.parametrize("length", [1, 7, 128, 129, 131, 600])
+def test_the_queries_that_are_kept_of_a_prompt_are_those_that_count(length):
+    """Of one that is read at once, in pieces, and with a mask that hides nothing."""
+    over = observed(length)._replace(places=None)
+    visible = torch.ones(2, length, dtype=torch.bool)
+    first = max(length // 3, 1)
+    pieces, before = [(0, first), (first, length)][: 1 + (length > first)], None
+    for start, stop in pieces:
+        before = spread_queries(over._replace(queries=over.queries[:, :, start:stop], length=stop), before)
+    ways = before, spread_queries(over, None), spread_queries(over._replace(valid=visible), None)
+    for kept in ways:
+        assert kept.queries.data_ptr() != over.queries.data_ptr()
+        for row in (0, 1):
+            for found, expected in zip(queries_of_row(kept, row), queries_of_row(observed(length), row), strict=True):
+                assert torch.equal(found, expected)
 
 
 @settings(max_examples=40)

@@ -10,6 +10,7 @@ Source: SnapKV (arXiv 2404.14469) for the last queries, H2O (arXiv 2306.14048) f
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -38,19 +39,22 @@ KEYS_PER_WEIGHT = 8
 FEW = 32
 
 
+@functools.lru_cache(maxsize=8)  # all layers ask for the same
 def observed_queries(count: int, last: Sequence[int] = LAST) -> Tensor:
     """Return how much each query of a prompt of `count` tokens counts, ``(count,)`` float64; most not at all.
+
+    On the CPU. Not to be written to: it is kept for the next call.
 
     Examples
     --------
     >>> observed_queries(1).tolist()
     [1.0]
     """
-    weights = torch.zeros(count, dtype=torch.float64)
+    weights = torch.zeros(count, dtype=torch.float64, device="cpu")
     for size in last:
         weights[max(count - size, 0) :] += 1 / min(size, count)
-    every = torch.arange(0, count, STRIDE if count >= LONG else KEPT)
-    weights[every] += 1 / len(every)
+    every = slice(0, count, STRIDE if count >= LONG else KEPT)
+    weights[every] += 1 / len(weights[every])
     return weights / weights.sum()
 
 
@@ -114,8 +118,12 @@ def spread_queries(now: Observation, before: Observation | None) -> Observation:
         What this function returned for the passes before it.
     """
     length, new = now.length, now.queries.shape[2]
-    places = torch.arange(length - new, length, device=now.queries.device).expand(len(now.queries), -1)
-    queries = now.queries
+    queries, device = now.queries, now.queries.device
+    if new == length and now.valid is None:
+        last = max(length - max(LAST), 0)
+        kept = torch.cat([torch.arange(0, last, KEPT, device=device), torch.arange(last, length, device=device)])
+        return now._replace(queries=queries.index_select(2, kept), places=kept.expand(len(queries), -1))
+    places = torch.arange(length - new, length, device=device).expand(len(queries), -1)
     if before is not None:
         assert before.places is not None
         places = torch.cat([before.places.to(places.device), places], dim=1)
