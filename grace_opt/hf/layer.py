@@ -486,3 +486,10 @@ class PrunedKeyLayer(DynamicLayer):
                 f"layer {self.plan.index} of the cache holds (batch, KV heads, head_dim) = {expected} but the new "
                 f"keys have {found}; use one cache per batch and model, or call reset() in between"
             )
+        if key_states.dtype != tail.buffers[0].dtype:
+            held, new = (str(each.dtype).removeprefix("torch.") for each in (tail.buffers[0], key_states))
+            raise CacheError(
+                f"layer {self.plan.index} of the cache holds {held}, but the new keys are {new}; load the model with "
+                f"dtype=torch.{held} (or go on under the torch.autocast that the prompt was read under), or read the "
+                "prompt again in a new cache"
+            )

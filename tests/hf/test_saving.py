@@ -241,6 +241,20 @@ class TestRoundTrip:
         assert loaded.layers[0].compressed.pruned_keys.dtype == torch.bfloat16
         assert same_bits(loaded, cache)
 
+    @pytest.mark.parametrize("name", ["plain", "right after the prompt", "all at once", "short and dense"])
+    def test_a_model_in_another_type_is_refused_when_it_goes_on(self, name, filled, prompt, path):
+        model, cache = filled(name)
+        cache.save(path)
+        other = copy.deepcopy(model).to(torch.bfloat16)
+        loaded = PrunedKeyCache.load(path, other)
+        with torch.no_grad():
+            with pytest.raises(
+                CacheError, match=r"layer 0 .* holds float32, but the new keys are bfloat16; .*=torch.float32"
+            ):
+                other(prompt[:, :1], past_key_values=loaded)
+            loaded.reset()
+            other(prompt, past_key_values=loaded)
+
     # The declared length of a prompt that has not begun is not in the file: a prompt that then comes in chunks would
     # be pruned after the first one.
     def test_of_an_empty_cache_keeps_the_declared_prompt(self, tiny, path):
