@@ -48,8 +48,9 @@ def _search(columns, levels, bits, kept, codes, rows, count, ROWS: tl.constexpr)
     exists = row < rows
     used = 2 << tl.load(bits + row, mask=exists, other=0)
     book, most = levels + row.to(tl.int64) * LEVELS, tl.max(used, axis=0)
-    far = tl.full([ROWS], float("inf"), tl.float64)
-    c0, c1, c2, c3, c4, c5, c6, c7 = tl.zeros([ROWS], tl.float64), far, far, far, far, far, far, far
+    far = tl.full([ROWS], float("inf"), tl.float32)
+    # Above the cost of state 0, which is 0.
+    c1, c2, c3, c4, c5, c6, c7 = far, far, far, far, far, far, far
     at = row.to(tl.int64)  # offsets may pass 2**31
     for _ in range(count):
         x = tl.load(columns + at, mask=exists, other=0.0)
@@ -67,23 +68,21 @@ def _search(columns, levels, bits, kept, codes, rows, count, ROWS: tl.constexpr)
             n1, e1 = tl.where(d1 * d1 < e1, place, n1), tl.minimum(d1 * d1, e1)
             n2, e2 = tl.where(d2 * d2 < e2, place, n2), tl.minimum(d2 * d2, e2)
             n3, e3 = tl.where(d3 * d3 < e3, place, n3), tl.minimum(d3 * d3, e3)
-        f0, f1, f2, f3 = e0.to(tl.float64), e1.to(tl.float64), e2.to(tl.float64), e3.to(tl.float64)
         # The states before a state s are s // 2 and s // 2 + 4; which subset leads where, `trellis.subset` says.
-        b0, w0 = _way(c0 + f0, c4 + f2)
-        b1, w1 = _way(c0 + f2, c4 + f0)
-        b2, w2 = _way(c1 + f1, c5 + f3)
-        b3, w3 = _way(c1 + f3, c5 + f1)
-        b4, w4 = _way(c2 + f2, c6 + f0)
-        b5, w5 = _way(c2 + f0, c6 + f2)
-        b6, w6 = _way(c3 + f3, c7 + f1)
-        b7, w7 = _way(c3 + f1, c7 + f3)
-        c0, c1, c2, c3, c4, c5, c6, c7 = b0, b1, b2, b3, b4, b5, b6, b7
+        b0, w0 = _way(e0, c4 + e2)
+        b1, w1 = _way(e2, c4 + e0)
+        b2, w2 = _way(c1 + e1, c5 + e3)
+        b3, w3 = _way(c1 + e3, c5 + e1)
+        b4, w4 = _way(c2 + e2, c6 + e0)
+        b5, w5 = _way(c2 + e0, c6 + e2)
+        b6, w6 = _way(c3 + e3, c7 + e1)
+        b7, w7 = _way(c3 + e1, c7 + e3)
+        c1, c2, c3, c4, c5, c6, c7 = b1 - b0, b2 - b0, b3 - b0, b4 - b0, b5 - b0, b6 - b0, b7 - b0
         ways = w0 | (w1 << 1) | (w2 << 2) | (w3 << 3) | (w4 << 4) | (w5 << 5) | (w6 << 6) | (w7 << 7)
         places = n0 | (n1 << PLACE) | (n2 << (2 * PLACE)) | (n3 << (3 * PLACE))
         tl.store(kept + at, ways | (places << WAYS), mask=exists)
         at += rows
-    state, least = tl.zeros([ROWS], tl.int32), c0
-    state, least = tl.where(c1 < least, 1, state), tl.minimum(c1, least)
+    state, least = tl.where(c1 < 0, 1, 0), tl.minimum(c1, 0.0)
     state, least = tl.where(c2 < least, 2, state), tl.minimum(c2, least)
     state, least = tl.where(c3 < least, 3, state), tl.minimum(c3, least)
     state, least = tl.where(c4 < least, 4, state), tl.minimum(c4, least)
