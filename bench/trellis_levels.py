@@ -48,12 +48,13 @@ def main() -> None:
 
 def coded(rows: npt.NDArray[np.float32], levels: npt.NDArray[np.float32], bits: int) -> npt.NDArray[np.int64]:
     """Return the codes of rows as they are read."""
-    (number, count), plain = rows.shape, np.zeros((max(WIDTHS) + 3, 255), np.float32)  # edges, which nothing reads
-    book = np.zeros((len(plain), 256), np.float32)
+    number, count = rows.shape
+    book = np.zeros((bits + 2, 256), np.float32)
     book[bits + 1, : len(levels)] = levels
+    no_edges, no_even = book[:, 1:].copy(), 0  # which only other codes have
     widths, planes = np.full((1, number), bits, np.uint8), np.empty(number * bits * -(-count // 8), np.uint8)
     means, scales = np.zeros(number, np.float32), np.ones((1, number), np.float32)
-    code(rows, means, widths, np.array([count]), plain, book, len(plain), scales, planes)
+    code(rows, means, widths, np.array([count]), no_edges, book, no_even, scales, planes)
     by_plane = torch.from_numpy(planes).view(number * bits, -1)
     found: Tensor = as_read(unpack_codes(by_plane, torch.from_numpy(widths[0]), count))
     return found.long().numpy()

@@ -11,7 +11,6 @@ Source: SnapKV (arXiv 2404.14469) for the last queries, H2O (arXiv 2306.14048) f
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,7 +39,7 @@ FEW = 32
 
 
 @functools.lru_cache(maxsize=8)  # all layers ask for the same
-def observed_queries(count: int, last: Sequence[int] = LAST) -> Tensor:
+def observed_queries(count: int) -> Tensor:
     """Return how much each query of a prompt of `count` tokens counts, ``(count,)`` float64; most not at all.
 
     On the CPU. Not to be written to: it is kept for the next call.
@@ -51,7 +50,7 @@ def observed_queries(count: int, last: Sequence[int] = LAST) -> Tensor:
     [1.0]
     """
     weights = torch.zeros(count, dtype=torch.float64, device="cpu")
-    for size in last:
+    for size in LAST:
         weights[max(count - size, 0) :] += 1 / min(size, count)
     every = slice(0, count, STRIDE if count >= LONG else KEPT)
     weights[every] += 1 / len(weights[every])

@@ -45,8 +45,8 @@ def search(columns, levels, fours, count, kept):
     columns, kept : int
         Addresses: of ``(count, WIDEST)`` float32, and int32.
     levels : int
-        Address of ``(fours, 4, WIDEST)`` float32: those of each lane, of which one has subset 0 and so on; infinite
-        where it has fewer.
+        Address of ``(fours, SUBSETS, WIDEST)`` float32: each lane's, ascending, so that the subsets take turns;
+        infinite where a lane has fewer.
     """
     infinite, zero, one = spread_widest(INFINITE), spread_widest(ZERO), spread_whole(np.int32(1))
     none, six = spread_whole(np.int32(0)), spread_whole(PLACE)
