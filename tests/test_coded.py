@@ -7,6 +7,8 @@ wrong versions at the end show that this notices.
 from __future__ import annotations
 
 import ctypes
+import functools
+import itertools
 import mmap
 import os
 import sys
@@ -213,7 +215,7 @@ def one_case(count: int = 2500, trellis: bool = False) -> Case:
 @pytest.mark.parametrize("trellis", [False, True])
 @pytest.mark.parametrize("width", WIDTHS[1:])
 def test_each_width_alone(width, trellis):
-    level, counts = WIDTHS.index(width), [40, 33]
+    level, counts = WIDTHS.index(width), [40, 533]
     keys, values = (codes_of(counts, 2, 16, [level], 1.0, trellis) for _ in range(2))
     sinks, tails = torch.randn(2, 2, 0, 16), torch.randn(2, 1, 2, 5, 16)
     sequence = Sequence([(keys, values)], None, (sinks[0], sinks[1]), (None, None))
@@ -351,7 +353,7 @@ def guarded(processor: str | None, lanes: int, folder: str) -> None:
     from tests import test_coded, test_few_coded
 
     assert lanes >= WIDEST
-    for count in (1, 8, 9, 40, 64, 100):
+    for count in (1, 8, 9, 40, 64, 100, 530):
         assert test_coded.beside_a_guard(count) <= 1, count
         test_few_coded.beside_a_guard(test_coded.at_the_end, count)
     assert test_coded.one_case(900).error() <= 1
@@ -363,25 +365,30 @@ def guarded(processor: str | None, lanes: int, folder: str) -> None:
         assert received.OPERATION.cpu.trial()
 
 
-def at_the_end(tensor: Tensor) -> Tensor:
-    """Copy bytes to where memory ends: reading one more kills the process."""
+def at_an_edge(tensor: Tensor, start: bool = False) -> Tensor:
+    """Copy bytes to where memory ends, or starts: reading one more, or one before, kills the process."""
     if not tensor.numel() or tensor.dtype != torch.uint8:
         return tensor
     size = -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    room = mmap.mmap(-1, size + mmap.PAGESIZE)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(room))
-    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + size), mmap.PAGESIZE, 0) == 0
-    found = torch.frombuffer(room, dtype=torch.uint8, count=tensor.nbytes, offset=size - tensor.nbytes)
+    room = mmap.mmap(-1, size + 2 * mmap.PAGESIZE)
+    begins = ctypes.addressof(ctypes.c_char.from_buffer(room))
+    for page in (begins, begins + mmap.PAGESIZE + size):
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), mmap.PAGESIZE, 0) == 0
+    place = mmap.PAGESIZE + (0 if start else size - tensor.nbytes)
+    found = torch.frombuffer(room, dtype=torch.uint8, count=tensor.nbytes, offset=place)
     return found.view(tensor.shape).copy_(tensor)
 
 
+at_the_end, at_the_start = at_an_edge, functools.partial(at_an_edge, start=True)
+
+
 def beside_a_guard(count: int) -> float:
-    """Run a case whose bit planes end where memory ends."""
+    """Run a case whose bit planes end where memory ends, or start where it starts."""
     torch.manual_seed(count)
     counts, found = [count], []
     for levels in ([3, 0, 1], [7], [0, 0, 2]):
-        for trellis in (False, True):
-            made = tuple(codes_of(counts, 1, 5, levels, 1.0, trellis).map(at_the_end) for _ in range(2))
+        for trellis, guard in itertools.product((False, True), (at_the_end, at_the_start)):
+            made = tuple(codes_of(counts, 1, 5, levels, 1.0, trellis).map(guard) for _ in range(2))
             sequence = Sequence([made], None, (torch.randn(1, 0, 5), torch.randn(1, 0, 5)), (None, None))
             tails = tuple(torch.randn(2, 1, 1, 2, 5))
             found.append(Case(torch.randn(1, 1, 1, 5), [sequence], tails, trellis=trellis).error())
@@ -390,7 +397,7 @@ def beside_a_guard(count: int) -> float:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="guards pages by mprotect")
 @pytest.mark.parametrize(("processor", "lanes"), [(None, 16), pytest.param("generic", 8, marks=pytest.mark.slow)])
-def test_nothing_behind_the_codes_is_read(processor, lanes):
+def test_nothing_around_the_codes_is_read(processor, lanes):
     """And all is right, also with loops as they are compiled for processors without AVX-512.
 
     Those are kept for the next time, as this processor's are, and apart from them: processes that write an index at the

@@ -37,7 +37,6 @@ from ...decode.cpu.values import add_values as add_dense_values
 from ...decode.forms import ADDITIVE, BOOL, CAUSAL
 from ..forms import COUNT, END, FIELDS, KEYS, LANES, NEWEST, ROWS, VALUES, WIDTHS
 from .channels import ALL, copy_rest, part_of, sort_channels
-from .longer import read_longer
 from .octet_lists import make_octets
 from .products import BLOCK, BLOCK_STEP, VECTORS, no_sums_of_four, no_sums_of_three
 from .rows import add_products, add_rows, clear, scale_queries, share_out
@@ -45,7 +44,9 @@ from .rows import add_products, add_rows, clear, scale_queries, share_out
 if TRANSPOSING:
     from .octet_loops import add_logits as add_logits
     from .octet_loops import add_values as add_values
+    from .octet_loops import read_from
 else:
+    from .longer import read_from as read_from
     from .products import add_logits as add_logits
     from .products import add_values as add_values
 
@@ -140,16 +141,6 @@ def prepare_at(data):
 
 
 @part
-def safe_part(count, offset, stride, behind, end):
-    """How many of `count` tokens, from a byte of each plane on, are read in blocks without leaving memory.
-
-    All, with what stands in the next planes, unless the unit's last plane is the last of all.
-    """
-    beyond = offset + (count + BLOCK - 1) // BLOCK * BLOCK_STEP - stride
-    return (count + BLOCK - 1) // BLOCK * BLOCK if behind + beyond <= end else count // BLOCK * BLOCK
-
-
-@part
 def open_unit(units, unit, tensor, width, run, place, room, longer):
     """Sort the channels of what a run ``(column of the unit's first token, first column, last)`` reads of a unit.
 
@@ -163,15 +154,17 @@ def open_unit(units, unit, tensor, width, run, place, room, longer):
     stride, offset, size = (count + 7) // 8, a // 8, (b - a + 7) // 8
     end = place + (b - a + BLOCK - 1) // BLOCK * BLOCK
     more = offset * 0
-    if longer is not None and longer.shape[0] > 0:  # bits are read once, when they are copied
-        size, more = size * 0, more + 1
+    if longer is not None and longer.shape[0] > 0:
+        more += 1
+    if TRANSPOSING or more == 1:  # bits are asked for, or are read once, when they are copied
+        size *= 0
     if a == b:
         return a, b, end, offset, stride, b - a
     given = units[unit, tensor:], stride, width, offset, size, more
     behind = sort_channels(*given, levels, order, addresses, scales, means, starts)
-    if longer is not None and longer.shape[0] > 0:
-        return a, b, end, offset * 0, read_longer(addresses, starts, offset, stride, b - a, longer), end - place
-    return a, b, end, offset, stride, safe_part(b - a, offset, stride, behind, units[unit, tensor + END])
+    beyond = behind, units[unit, tensor + END]
+    offset, stride, whole = read_from(addresses, starts, offset, stride, b - a, beyond, longer)
+    return a, b, end, offset, stride, whole
 
 
 @part
@@ -217,7 +210,8 @@ def attend_coded(
     turn : (1,) int64
         If `UNKNOWN`, the next item is taken before the last values are read, so that its keys are asked for meanwhile.
     longer : (bytes,) uint8, or None
-        Room for planes of a trellis as they are read; no bytes without a trellis, None where there never is one.
+        Room for planes of a trellis as they are read, if they are written; no bytes without a trellis, None where there
+        never is one.
     """
     rows = len(none) // VECTORS
     largest, sums, products = state
@@ -493,8 +487,8 @@ def attend(given, none):
     rooms = make_rooms(sizes)
     turn = empty((1,), np.int64)
     # Of a run's planes, of as many channels as keys or values have.
-    planes = sizes[TRELLIS] * max(sizes[WIDTH], sizes[VALUE_WIDTH]) * MOST_PLANES
-    longer = empty((planes * (sizes[SPACE] // 8),), np.uint8)
+    planes = 1 if TRANSPOSING else max(sizes[WIDTH], sizes[VALUE_WIDTH]) * MOST_PLANES
+    longer = empty((sizes[TRELLIS] * planes * (sizes[SPACE] // 8),), np.uint8)
     item = add_one(sizes)
     while item < items.shape[0]:
         turn[0] = UNKNOWN

@@ -114,6 +114,16 @@ def level_of(bits, skip, number):
 
 
 @part
+def safe_part(count, offset, stride, behind, end):
+    """How many of `count` tokens, from a byte of each plane on, are read in blocks without leaving memory.
+
+    All, with what stands in the next planes, unless the unit's last plane is the last of all.
+    """
+    beyond = offset + (count + BLOCK - 1) // BLOCK * BLOCK_STEP - stride
+    return (count + BLOCK - 1) // BLOCK * BLOCK if behind + beyond <= end else count // BLOCK * BLOCK
+
+
+@part
 def copy_rest(places, starts, offset, step, count, planes, room, room_places):
     """Copy bytes of every plane from an offset on, fewer than `BLOCK_STEP`, to where as many may be read; `planes` says
     how many planes a channel of each width has."""

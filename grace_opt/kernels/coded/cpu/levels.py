@@ -22,7 +22,7 @@ _NUMBER, _WHOLE = ir.FloatType(), ir.IntType(32)
 _VECTOR, _WHOLES = ir.VectorType(_NUMBER, WIDEST), ir.VectorType(_WHOLE, WIDEST)
 #: Vectors of tokens that loops take at once: as many as leave registers for the numbers of each.
 VECTORS = 4 if WIDEST == 16 else 2
-_BYTES = ir.VectorType(ir.IntType(8), 64)
+_BYTES, EIGHT = ir.VectorType(ir.IntType(8), 64), ir.VectorType(ir.IntType(64), 8)
 _BITS, _TRUTHS = ir.IntType(WIDEST), ir.VectorType(ir.IntType(1), WIDEST)
 #: Bytes of one plane that hold the bits of one vector's tokens.
 STEP = WIDEST // 8
@@ -103,17 +103,28 @@ def _permuted(builder, truths, codes, table):
     return builder.select(truths[6], high, low)
 
 
-def transposed(builder, addresses):
-    """The codes of sixty-four tokens, a byte each: bit p is that of the plane whose bits begin at address p of up to
-    eight. A product of bits with each eight of them transposes 8 x 8 bits."""
-    planes = ir.Constant(ir.VectorType(ir.IntType(64), 8), [0] * 8)
+def _gathered(builder, addresses):
+    """The bits of sixty-four tokens of each of up to eight planes, which begin at some addresses."""
+    planes = ir.Constant(EIGHT, [0] * 8)
     for place, address in enumerate(addresses):
-        bits = builder.load(builder.inttoptr(address, ir.IntType(64).as_pointer()), align=1)
+        bits = builder.load(builder.inttoptr(address, EIGHT.element.as_pointer()), align=1)
         planes = builder.insert_element(planes, bits, ir.Constant(_WHOLE, place))
+    return planes
+
+
+def ordered(builder, found, order):
+    """Bytes of a vector in another order, by one instruction: LLVM, if it knew the order, would join it with what comes
+    before and after, to many that take longer."""
+    order = builder.asm(ir.FunctionType(_BYTES, [_BYTES]), "", "=v,0", [ir.Constant(_BYTES, order)], False)
+    return call(builder, "llvm.x86.avx512.permvar.qi.512", _BYTES, found, order)
+
+
+def transposed(builder, planes):
+    """The codes of sixty-four tokens, a byte each: bit p is that of plane p of eight. A product of bits with each eight
+    of them transposes 8 x 8 bits."""
     planes = builder.bitcast(planes, _BYTES)
     # The byte for bit i of eight tokens' codes is the eighth last but i.
-    order = [8 * (7 - i) + eight for eight in range(8) for i in range(8)]
-    matrices = builder.shuffle_vector(planes, planes, ir.Constant(ir.VectorType(_WHOLE, 64), order))
+    matrices = ordered(builder, planes, [8 * (7 - i) + eight for eight in range(8) for i in range(8)])
     tokens = ir.Constant(_BYTES, [1 << token % 8 for token in range(64)])
     return call(builder, "llvm.x86.vgf2p8affineqb.512", _BYTES, tokens, matrices, ir.Constant(ir.IntType(8), 0))
 
@@ -162,7 +173,7 @@ def reading(width, sums=_SUMS, transposing=TRANSPOSING):
         addresses = [address]
         while len(addresses) < width:
             addresses.append(builder.add(addresses[-1], step))
-        together = transposed(builder, addresses)
+        together = transposed(builder, _gathered(builder, addresses))
         if width in sums:
             return [_spaced(builder, together, number, width, table) for number in range(VECTORS)]
         codes = [_codes_of_vector(builder, together, number) for number in range(VECTORS)]

@@ -1,9 +1,10 @@
 """Codes of a trellis as they are read: one bit longer, so that the loops over bit planes need not know of a trellis.
 
 Of each channel, the lowest plane becomes two, and the others are copied, into room that stays in the processor's
-caches: some dozen instructions for each 512 tokens, where products take thousands.
+caches.
 
-When: units whose codes are those of a trellis. Source: as for :mod:`grace_opt.kernels.coding.trellis`.
+When: units whose codes are those of a trellis, where octets are not made of planes, which do this on the way
+(:mod:`grace_opt.kernels.coded.cpu.octets`). Source: as for :mod:`grace_opt.kernels.coding.trellis`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from ..._shared.jit import part
 from ..._shared.lanes import load_byte
 from ..._shared.memory import array_at, start_of
-from .channels import ALL, LAST, READ_BITS
+from .channels import ALL, LAST, READ_BITS, safe_part
 from .products import BLOCK, BLOCK_STEP
 
 
@@ -53,3 +54,16 @@ def read_longer(places, starts, offset, stride, count, room):
                     other[byte] = own[byte]
                 to, at = to + step, at + stride
     return step
+
+
+@part
+def read_from(places, starts, offset, stride, count, beyond, longer):
+    """Where `count` tokens are read in blocks: the byte of each plane, the bytes of a plane, and how many of them.
+
+    `beyond` has the address behind the unit's last plane, and the one behind what may be read; `longer` is room for
+    planes of a trellis, None or of no bytes if there is none.
+    """
+    if longer is not None and longer.shape[0] > 0:
+        step = read_longer(places, starts, offset, stride, count, longer)
+        return offset * 0, step, (count + BLOCK - 1) // BLOCK * BLOCK
+    return offset, stride, safe_part(count, offset, stride, beyond[0], beyond[1])

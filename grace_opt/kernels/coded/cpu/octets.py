@@ -1,9 +1,9 @@
 """Instructions for eight bit planes at a time, an *octet*: a byte for each token, and products with what stands for it.
 
 An octet is planes of one channel, of two channels of up to four bits, or of channels of one and two bits, whose numbers
-are sums over their bits (`grace_opt.kernels.coded.cpu.octet_lists`). Its bytes are made before the octet in front of it
-is multiplied: making them is a chain of instructions that wait for each other, products are many that do not, and a
-processor looks ahead for less than both.
+are sums over their bits (`grace_opt.kernels.coded.cpu.octet_lists`). Its bytes are made for as many tokens as a vector
+has bits, 512, and wait in the nearest cache until they are multiplied. Codes of a trellis get their further plane on
+the way (:mod:`grace_opt.kernels.coding.trellis`).
 
 When: processors with AVX-512 and GFNI. Source: T-MAC (Wei et al., arXiv 2407.00088) for looking up sums of several
 channels, here of float32 numbers in registers.
@@ -15,20 +15,20 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ..._shared.lanes import WIDEST, multiply_add_vectors, prefetch, widest
+from ..._shared.lanes import WIDEST, multiply_add_vectors, prefetch
 from ..forms import ROWS
-from .levels import EVEN, VECTORS, call, number_at, transposed, vector_at
+from .levels import EIGHT, EVEN, VECTORS, call, number_at, ordered, transposed, vector_at
 
 #: Planes of an octet, bits that a register is looked up in by, and numbers of what is said of one: addresses of its
-#: planes, then, as `TABLES`, of what its lowest bits stand for, and the four above these.
-PLANES, HALF, ENTRY = 8, 4, 10
-TABLES = PLANES
-#: What a cursor has: addresses of the octet to read, of the first one and of what is behind the last; its place in each
-#: plane, and the last one; of what is asked for, a line's place in a plane, the bytes, the plane, the bytes of a plane.
-OCTET, AT, LINE, PLANE, CURSOR = 0, 3, 5, 7, 9
-CACHE_LINE = 64
-PLACE, WHOLE = 8, 4 * WIDEST
+#: planes, then, as `TABLES`, of what its lowest bits stand for, and the four above these; as `LONGER`, a bit for each
+#: two planes that are made of one, a trellis' lowest one, whose address both have.
+PLANES, HALF, ENTRY = 8, 4, 11
+TABLES, LONGER = PLANES, PLANES + 2
+PLACE, BYTES, WHOLE = 8, 4, 4 * WIDEST
+#: Bytes of a plane that octets are made of at once.
+LINE = 64
 _INT, _WHOLES = ir.IntType(64), ir.VectorType(ir.IntType(32), WIDEST)
+_LINE = ir.VectorType(ir.IntType(8), LINE)
 _VECTOR, _TRUTHS = ir.VectorType(ir.FloatType(), WIDEST), ir.VectorType(ir.IntType(1), WIDEST)
 
 
@@ -41,49 +41,105 @@ def _place_at(builder, address, number):
     return builder.load(pointer, align=PLACE)
 
 
-def _read(builder, octet, at):
-    """The bytes of sixty-four tokens: those of four tokens, each of another vector, side by side."""
-    addresses = [builder.add(_place_at(builder, octet, place), at) for place in range(PLANES)]
-    found = transposed(builder, addresses)
-    order = [WIDEST * vector + lane for lane in range(WIDEST) for vector in range(VECTORS)]
-    places = ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order)
-    return builder.bitcast(builder.shuffle_vector(found, found, places), _VECTOR)
+def _interleaved(builder, one, other, lanes):
+    """Lanes of two vectors, of which those of the other one are counted from `PLANES` on."""
+    return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), PLANES), lanes))
+
+
+def _turned(builder, planes):
+    """Eight planes of 512 tokens, as eight vectors with sixty-four tokens of each plane."""
+    found = [ir.Constant(EIGHT, ir.Undefined)] * PLANES
+    for odd in range(2):
+        lanes = [lane + odd + side * PLANES for lane in range(0, PLANES, 2) for side in range(2)]
+        pairs = [_interleaved(builder, planes[i], planes[i + 1], lanes) for i in range(0, PLANES, 2)]
+        # Halves, then quarters of vectors.
+        halves = [[], []]
+        for a, b in (pairs[:2], pairs[2:]):
+            for number, lanes in enumerate(([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])):
+                halves[number].append(_interleaved(builder, a, b, lanes))
+        for number, (a, b) in enumerate(halves):
+            for quarter, lanes in enumerate(([0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15])):
+                found[4 * number + 2 * quarter + odd] = _interleaved(builder, a, b, lanes)
+    return found
+
+
+def _line_at(builder, address, some):
+    """Those bytes of a line at an address that are in `some`; no others are read."""
+    pointer = builder.inttoptr(address, _LINE.as_pointer())
+    one, zeros = ir.Constant(ir.IntType(32), 1), ir.Constant(_LINE, [0] * LINE)
+    found = call(builder, f"llvm.masked.load.v{LINE}i8.p0", _LINE, pointer, one, some, zeros)
+    return builder.bitcast(found, EIGHT)
+
+
+def _shifted(builder, own, before, count):
+    """The bits of as many tokens before."""
+    return call(builder, "llvm.fshl.v8i64", EIGHT, own, before, ir.Constant(EIGHT, [count] * PLANES))
 
 
 @intrinsic
-def read_next(typing_context, cursor):
-    """Read the octet that a cursor, some int64 at an address, is at, and move it; ask for a line of what comes later.
-
-    After the last octet the first one of the next tokens follows; of the last tokens some are read for nothing.
-    """
+def make_octet(typing_context, octet, at, size, to, step):
+    """Write an octet's bytes of up to 512 tokens, whose bits are `size` bytes from a place of each plane on: those of
+    four tokens, each of another vector, side by side; `step` bytes from sixty-four tokens to the next ones."""
 
     def generate(context, builder, signature, arguments):
-        (cursor,) = arguments
+        octet, at, size, to, step = arguments
+        zero = ir.Constant(_INT, 0)
+        line, before = ir.Constant(_INT, LINE), ir.Constant(_INT, PLACE)
+        bits = builder.lshr(ir.Constant(_INT, -1), builder.sub(line, size))
+        # From eight bytes before on, but nothing is before the first token.
+        earlier = builder.or_(builder.shl(bits, before), ir.Constant(_INT, (1 << PLACE) - 1))
+        begins = builder.icmp_signed("==", at, zero)
+        earlier = builder.select(begins, builder.shl(bits, before), earlier)
+        some, known = (builder.bitcast(each, ir.VectorType(ir.IntType(1), LINE)) for each in (bits, earlier))
+        places = [builder.add(_place_at(builder, octet, number), at) for number in range(PLANES)]
+        planes = [_line_at(builder, place, some) for place in places]
+        longer = _place_at(builder, octet, LONGER)
+        for pair in range(PLANES // 2):
+            plain, low = builder.block, 2 * pair
+            flag = builder.and_(longer, ir.Constant(_INT, 1 << pair))
+            with builder.if_then(builder.icmp_signed("!=", flag, zero)):
+                own, before = planes[low], _line_at(builder, _behind(builder, places[low], -PLACE), known)
+                shifted = [_shifted(builder, own, before, count) for count in (1, 2, 3)]
+                made, block = (shifted[0], builder.xor(own, builder.xor(shifted[1], shifted[2]))), builder.block
+            for number, found in enumerate(made):
+                either = builder.phi(EIGHT)
+                either.add_incoming(planes[low + number], plain)
+                either.add_incoming(found, block)
+                planes[low + number] = either
+        order = [WIDEST * vector + lane for lane in range(WIDEST) for vector in range(VECTORS)]
 
-        def put(number, value):
-            pointer = builder.inttoptr(_behind(builder, cursor, number * PLACE), _INT.as_pointer())
-            builder.store(value, pointer, align=PLACE)
+        def write(found, to):
+            found = ordered(builder, transposed(builder, found), order)
+            builder.store(found, builder.inttoptr(to, _LINE.as_pointer()), align=1)
+            return builder.add(to, step)
 
-        octet, first, last, at, end, line, size, plane, stride = (_place_at(builder, cursor, n) for n in range(CURSOR))
-        found = _read(builder, octet, at)
-        octet, later = _behind(builder, octet, ENTRY * PLACE), _behind(builder, at, PLANES)
-        over = builder.icmp_signed("==", octet, last)
-        later = builder.select(builder.icmp_signed("<", later, end), later, end)
-        put(OCTET, builder.select(over, first, octet))
-        put(AT, builder.select(over, later, at))
-        prefetch(builder, builder.add(plane, line))
-        line = _behind(builder, line, CACHE_LINE)
-        over = builder.icmp_signed(">=", line, size)
-        put(LINE, builder.select(over, ir.Constant(_INT, 0), line))
-        put(PLANE, builder.select(over, builder.add(plane, stride), plane))
-        return found
+        first, *others = _turned(builder, planes)
+        to = write(first, to)
+        with builder.if_then(builder.icmp_signed(">", size, ir.Constant(_INT, PLACE))):
+            for found in others:
+                to = write(found, to)
+        return context.get_dummy_value()
 
-    return widest(types.intp), generate
+    return types.void(types.intp, types.intp, types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def ask_for_line(typing_context, address):
+    """Have the processor fetch the line of an address, but not to the nearest cache; any address will do."""
+
+    def generate(context, builder, signature, arguments):
+        prefetch(builder, arguments[0])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
+
+
+def _octet_at(builder, address):
+    return builder.load(builder.inttoptr(address, _WHOLES.as_pointer()), align=4)
 
 
 def _codes(builder, octet, first=0):
     """Of each vector's tokens, the bits from the first on; what stands above them is of no account."""
-    octet = builder.bitcast(octet, _WHOLES)
     shifts = [PLANES * vector + first for vector in range(VECTORS)]
     return [builder.lshr(octet, ir.Constant(_WHOLES, [shift] * WIDEST)) if shift else octet for shift in shifts]
 
@@ -135,50 +191,85 @@ def _for_keys(width):
 
         def generate(context, builder, signature, arguments):
             entry, octet, queries, sums = arguments
-            for numbers in _numbers(builder, entry, octet, width):
+            for numbers in _numbers(builder, entry, _octet_at(builder, octet), width):
                 for row in range(rows):
-                    query = vector_at(builder, queries, row)
+                    query = number_at(builder, queries, row)
                     for vector, number in enumerate(numbers):
                         place = row + vector * rows
                         found = multiply_add_vectors(builder, query, number, builder.extract_value(sums, place))
                         sums = builder.insert_value(sums, found, place)
-                queries = _behind(builder, queries, rows * WHOLE)
+                queries = _behind(builder, queries, rows * BYTES)
             return sums
 
-        return sums(types.intp, octet, types.intp, sums), generate
+        return sums(types.intp, types.intp, types.intp, sums), generate
 
     return add
 
 
 def _for_values(width):
     @intrinsic
-    def add(typing_context, entry, octet, totals, shares, first):
-        rows = shares.count // VECTORS
+    def add(typing_context, entry, octet, shares, step, sums):
+        rows = sums.count // VECTORS
 
         def generate(context, builder, signature, arguments):
-            entry, octet, totals, shares, first = arguments
-            before = builder.icmp_signed("!=", first, ir.Constant(first.type, 0))
-            ones = builder.insert_element(ir.Constant(_TRUTHS, ir.Undefined), before, ir.Constant(ir.IntType(32), 0))
-            ones = builder.shuffle_vector(ones, ones, ir.Constant(_WHOLES, [0] * WIDEST))
-            for numbers in _numbers(builder, entry, octet, width):
-                for row in range(rows):
-                    pointer = builder.inttoptr(_behind(builder, totals, row * WHOLE), _VECTOR.as_pointer())
-                    name, zero = f"llvm.masked.load.v{WIDEST}f32.p0", ir.Constant(_VECTOR, [0.0] * WIDEST)
-                    found = call(builder, name, _VECTOR, pointer, ir.Constant(ir.IntType(32), 4), ones, zero)
-                    for vector, number in enumerate(numbers):
-                        share = builder.extract_value(shares, row + vector * rows)
-                        found = multiply_add_vectors(builder, share, number, found)
-                    builder.store(found, pointer, align=4)
-                totals = _behind(builder, totals, ROWS * WHOLE)
-            return context.get_dummy_value()
+            entry, octet, shares, step, sums = arguments
+            channels = list(_numbers(builder, entry, _octet_at(builder, octet), width))
+            for row in range(rows):
+                for vector in range(VECTORS):
+                    share = vector_at(builder, shares, vector)
+                    for half, numbers in enumerate(channels):
+                        place = _place_of(row, half, vector, rows, len(channels))
+                        found = multiply_add_vectors(
+                            builder, share, numbers[vector], builder.extract_value(sums, place)
+                        )
+                        sums = builder.insert_value(sums, found, place)
+                shares = builder.add(shares, step)
+            return sums
 
-        return types.void(types.intp, octet, types.intp, shares, types.intp), generate
+        return sums(types.intp, types.intp, types.intp, types.intp, sums), generate
 
     return add
 
 
-#: Add to sums what an octet of keys makes with rows' queries, each in all lanes; or to totals what an octet of values
-#: makes with rows' shares: of two channels of up to four bits, or of one.
+def _place_of(row, half, vector, rows, channels):
+    """Where, among sums, what an octet's channel has of a row is: two channels have two vectors each, one has four."""
+    return row + rows * (half * (VECTORS // 2) + vector % 2 if channels == 2 else vector)
+
+
+def _adding_to_totals(channels):
+    @intrinsic
+    def add(typing_context, sums, to, first):
+        rows = sums.count // VECTORS
+
+        def generate(context, builder, signature, arguments):
+            sums, to, first = arguments
+            before = builder.icmp_signed("!=", first, ir.Constant(first.type, 0))
+            before = builder.insert_element(ir.Constant(_TRUTHS, ir.Undefined), before, ir.Constant(ir.IntType(32), 0))
+            before = builder.shuffle_vector(before, before, ir.Constant(_WHOLES, [0] * WIDEST))
+            zeros = ir.Constant(_VECTOR, [0.0] * WIDEST)
+            for half in range(channels):
+                for row in range(rows):
+                    places = sorted({_place_of(row, half, vector, rows, channels) for vector in range(VECTORS)})
+                    every = [builder.extract_value(sums, place) for place in places]
+                    while len(every) > 1:
+                        every = [builder.fadd(a, b) for a, b in zip(every[::2], every[1::2], strict=True)]
+                    at = _behind(builder, to, (row + half * ROWS) * WHOLE)
+                    pointer = builder.inttoptr(at, _VECTOR.as_pointer())
+                    given = pointer, ir.Constant(ir.IntType(32), 4), before, zeros
+                    known = call(builder, f"llvm.masked.load.v{WIDEST}f32.p0", _VECTOR, *given)
+                    builder.store(builder.fadd(known, every[0]), pointer, align=4)
+            return context.get_dummy_value()
+
+        return types.void(sums, types.intp, types.intp), generate
+
+    return add
+
+
+#: Add what `values_of_two`, or another, has added up to an octet's totals, `ROWS` for each of its channels; to zeros at
+#: place 0.
+add_to_two, add_to_one = _adding_to_totals(2), _adding_to_totals(1)
+#: Add to sums what sixty-four tokens of an octet make, of keys with rows' queries, or of values with rows' shares: of
+#: two channels of up to four bits, or of one.
 keys_of_two, keys_of_five, keys_of_six, keys_of_eight, keys_of_seven = map(_for_keys, (HALF, 5, 6, EVEN, 7))
 values_of_two, values_of_five, values_of_six, values_of_eight, values_of_seven = map(_for_values, (HALF, 5, 6, EVEN, 7))
 
@@ -194,6 +285,7 @@ def add_sums_of_signs(typing_context, entry, octet, tables, sums):
     def generate(context, builder, signature, arguments):
         entry, octet, tables, sums = arguments
         one = number_at(builder, _place_at(builder, entry, TABLES))  # a constant would be taken away
+        octet = _octet_at(builder, octet)
         for half in range(2):
             for row in range(rows):
                 table = vector_at(builder, tables, row + half * rows)
@@ -204,7 +296,7 @@ def add_sums_of_signs(typing_context, entry, octet, tables, sums):
                     sums = builder.insert_value(sums, found, place)
         return sums
 
-    return sums(types.intp, octet, types.intp, sums), generate
+    return sums(types.intp, types.intp, types.intp, sums), generate
 
 
 @intrinsic
@@ -224,27 +316,29 @@ def store_sums_of_signs(typing_context, weights, to):
 
 
 @intrinsic
-def put_planes(typing_context, to, place, step, width):
-    """Write `HALF` addresses of planes: a channel's first, and those that follow; of fewer the last one repeatedly."""
+def put_planes(typing_context, to, place, step, width, longer):
+    """Write `HALF` addresses of planes: a channel's first, twice if `longer` is 1 and not 0, and those that follow, of
+    `width` planes as they are read; of fewer the last one repeatedly."""
 
     def generate(context, builder, signature, arguments):
-        to, place, step, width = arguments
+        to, place, step, width, longer = arguments
         four = ir.VectorType(_INT, HALF)
-        place, step, last = (
+        place, step, last, longer = (
             builder.shuffle_vector(
                 builder.insert_element(ir.Constant(four, ir.Undefined), each, ir.Constant(ir.IntType(32), 0)),
                 ir.Constant(four, ir.Undefined),
                 ir.Constant(ir.VectorType(ir.IntType(32), HALF), [0] * HALF),
             )
-            for each in (place, step, builder.sub(width, ir.Constant(width.type, 1)))
+            for each in (place, step, builder.sub(width, ir.Constant(width.type, 1)), longer)
         )
-        planes = ir.Constant(four, list(range(HALF)))
-        planes = builder.select(builder.icmp_signed("<", planes, last), planes, last)
+        planes, none = ir.Constant(four, list(range(HALF))), ir.Constant(four, [0] * HALF)
+        planes = builder.sub(builder.select(builder.icmp_signed("<", planes, last), planes, last), longer)
+        planes = builder.select(builder.icmp_signed(">", planes, none), planes, none)
         found = builder.add(place, builder.mul(planes, step))
         builder.store(found, builder.inttoptr(to, four.as_pointer()), align=PLACE)
         return context.get_dummy_value()
 
-    return types.void(types.intp, types.intp, types.intp, types.intp), generate
+    return types.void(types.intp, types.intp, types.intp, types.intp, types.intp), generate
 
 
 @intrinsic
@@ -265,22 +359,6 @@ def store_tables(typing_context, books, step, to):
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp, types.intp), generate
-
-
-@intrinsic
-def load_shares(typing_context, at, step, none):
-    """The shares of a block's tokens, of as many rows as in `none`: of each the first vector, then of each the next."""
-    rows = none.count // VECTORS
-
-    def generate(context, builder, signature, arguments):
-        at, step, found = arguments
-        for row in range(rows):
-            for vector in range(VECTORS):
-                found = builder.insert_value(found, vector_at(builder, at, vector), row + vector * rows)
-            at = builder.add(at, step)
-        return found
-
-    return none(types.intp, types.intp, none), generate
 
 
 def _pairs_added(builder, one, other, first, second):

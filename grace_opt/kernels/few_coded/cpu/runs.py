@@ -6,8 +6,8 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.memory import start_of, zeros
-from ...coded.cpu import add_logits, add_values, safe_part
-from ...coded.cpu.channels import sort_channels
+from ...coded.cpu import add_logits, add_values
+from ...coded.cpu.channels import safe_part, sort_channels
 from ...coded.cpu.products import BLOCK_STEP, BYTES, no_sums_of_four
 from ...coded.cpu.rows import add_products, add_rows, clear, scale_queries
 from ...coded.forms import COUNT, END, KEYS, ROWS, VALUES
