@@ -104,7 +104,8 @@ def solve(
     check : bool
         False skips the checks that read W's data, and leaves the objective in W's own precision: for trusted callers.
     callback : callable, optional
-        Called with a `Progress` now and then by tabu, branch_and_bound and portfolio, one call at a time per instance.
+        Called with a `Progress` now and then by tabu, annealing, branch_and_bound and portfolio, one call at a time per
+        instance.
         If it returns True, the method stops with the best choice so far (Status.LIMIT).
     **options
         The method's own options, if `method` is a name; an unknown option raises an error that lists the known ones.
@@ -127,10 +128,10 @@ def solve(
     instance. The limit may be exceeded by a twentieth, or by a tenth of a second if that is more. A bound that does not
     fit is skipped.
 
-    `target` and `patience` are checked together with the clock, by the methods that search: tabu, local_search,
-    portfolio, branch_and_bound, exhaustive and beam (`SolverSpec.searches`). They have no effect on mies, think,
-    drop_greedy and random, which do not search, and on sdp, which spends its time on a bound. Patience starts with the
-    search of each instance; in portfolio, with each of its searches.
+    `target` and `patience` are checked together with the clock, by the methods that search: tabu, annealing,
+    local_search, portfolio, branch_and_bound, exhaustive and beam (`SolverSpec.searches`). They have no effect on mies,
+    think, drop_greedy and random, which do not search, and on sdp, which spends its time on a bound. Patience starts
+    with the search of each instance; in portfolio, with each of its searches.
 
     Ctrl-C stops a method that searches at its next look at the clock, as a time limit does: the best choice so far is
     returned with its bound and Status.INTERRUPTED, for every instance of a batch. A second Ctrl-C, or one before there

@@ -172,6 +172,7 @@ ARGUMENTS = {
     "protected in a huge int": ({"protected": [2**70]}, rf"dtype object: {VERTICES}\.$"),
     "k of objects": ({"k": np.array(2, dtype=object)}, r"k has dtype object: give an int, .*e\.g\. k=2\.$"),
     "k of bools and numbers": ({"k": [True, 2]}, r"k mixes bools and numbers: give an int, .*e\.g\. k=2\.$"),
+    "k of a whole float": ({"k": 3.0}, r"k = 3\.0 \(float\): give an int, .*e\.g\. k=3\.$"),
     "k names": ({"k": ["2"]}, r"k has dtype <U1: give an int, .*e\.g\. k=2\.$"),
     "start names": (
         {"method": "tabu", "start": ["a"]},

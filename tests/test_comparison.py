@@ -1,7 +1,9 @@
 """Comparison: a sequence that means what it shows, keeps what is done, and says what is missing."""
 
+import copy
 import io
 import json
+import pickle
 import signal
 import sys
 import threading
@@ -409,3 +411,18 @@ def test_progress(register, capsys, monkeypatch):
     monkeypatch.setattr(progress_module, "SECONDS_BEFORE_BAR", 30.0)
     compare(W3, 2, ["sleeps"])
     assert capsys.readouterr() == ("", "")  # quick enough to need none
+
+
+def pickled(all_):
+    return pickle.loads(pickle.dumps(all_))  # noqa: S301 - what a pool of processes does
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_of_another_process(copied):
+    all_ = compare(np.diag([4.0, 1.0, 9.0]), 1, ["mies", "exhaustive"])
+    found = copied(all_)
+    assert str(found) == str(all_)
+    assert found.methods == all_.methods
+    assert found.left_out == all_.left_out
+    with pytest.raises(TypeError):
+        found.left_out["mies"] = "it cannot be changed"

@@ -329,3 +329,11 @@ def test_fixed_vertices_of_a_problem_take_nothing_twice():
     for incumbent in ([True, False, False], [0, 1]):
         with pytest.raises(OptionError, match="incumbent"):
             fixed_vertices(problem, incumbent=incumbent)
+
+
+@pytest.mark.parametrize("name", ["required", "protected"])
+def test_the_last_of_an_order_read_backwards(name):
+    """One entry is contiguous whatever its stride, and torch takes none that is negative."""
+    order = np.array([0, 1, 2])[::-1]
+    assert solve(np.eye(3), 1, **{name: order[:1]}).mask[2] == (name == "required")
+    assert solve(np.eye(3)[None], order[2:], **{name: order[:0]}).mask.sum() == 0

@@ -110,6 +110,7 @@ def test_what_is_wrong_says_what_to_write(other):
         (dict, OptionError, "give a method's name"),
         (NoOptions(), OptionError, "NoOptions belongs to 'random', 'think'; give one of these names"),
         (np.array(["tabu"]), OptionError, "give a method's name"),
+        (methods()[0], OptionError, "describes a method; write its name, 'annealing'"),
     ):
         for call in (lambda m: solve(W, 2, m), lambda m: compare(W, 2, [m]), MaskProvider):
             with pytest.raises(error, match=says):

@@ -165,6 +165,7 @@ def _from_numpy(array: np.ndarray[Any, Any], name: str, wanted: str) -> Tensor:
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         with np.errstate(over="ignore"):  # infinite entries are named by whoever wants finite ones
             array = array.astype(np.float64)  # longdouble
-    # Torch shares memory, has no negative strides, and warns about read-only arrays; nothing writes to the input.
-    shared = array.flags.writeable and array.flags.c_contiguous
+    # Torch shares memory, has no negative strides, which one entry may have and yet be contiguous, and warns about
+    # read-only arrays; nothing writes to the input.
+    shared = array.flags.writeable and array.flags.c_contiguous and min(array.strides, default=0) >= 0
     return torch.from_numpy(array if shared else array.copy())

@@ -24,7 +24,9 @@ def k_per_instance(k: Any, batch: tuple[int, ...], n: int, device: torch.device)
             raise ProblemError(f"k = {int(k)}: must lie between 0 and n = {n}.")
         return torch.full(batch, int(k), dtype=torch.int64, device=device), int(k)
     is_array = isinstance(k, list | tuple) or hasattr(k, "dtype")
-    wanted = f"an int, or an integer array with one k per instance, e.g. k={n // 2}"
+    whole = isinstance(k, numbers.Real) and not isinstance(k, bool | np.bool_) and k == k // 1
+    likely = int(k) if whole and 0 <= k <= n else n // 2
+    wanted = f"an int, or an integer array with one k per instance, e.g. k={likely}"
     tensor = as_tensor(k, "k", wanted) if is_array else None
     if tensor is None or tensor.dtype != torch.int64:
         kind = type(k).__name__ if tensor is None else str(tensor.dtype).removeprefix("torch.")

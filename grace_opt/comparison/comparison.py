@@ -75,6 +75,9 @@ class Comparison(Sequence[Solution]):
         object.__setattr__(self, "solutions", tuple(self.solutions))
         object.__setattr__(self, "left_out", MappingProxyType(dict(self.left_out)))
 
+    def __reduce__(self) -> Any:  # a mappingproxy cannot be pickled or copied
+        return Comparison, (self.solutions, dict(self.left_out), self.interrupted)
+
     def __len__(self) -> int:
         return len(self.solutions)
 

@@ -83,6 +83,8 @@ class Attached(ContextDecorator):
             return self._pruned(plain, args, kwargs) if belongs else plain(*args, **kwargs)
 
     def _pruned(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._configured("is_assistant", args, kwargs):
+            return plain(*args, **kwargs)  # the model drafts for itself: what it drafts is checked on pruned keys
         given, length = kwargs.get("past_key_values"), _prompt_length(args, kwargs)
         if isinstance(given, Attached):
             raise OptionError(
@@ -109,8 +111,10 @@ class Attached(ContextDecorator):
 
     def _is_assisted(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether this generate() feeds candidate tokens that it may remove again."""
-        lookup = kwargs.get("prompt_lookup_num_tokens") or self._configured("prompt_lookup_num_tokens", args, kwargs)
-        return kwargs.get("assistant_model") is not None or bool(lookup)
+        if kwargs.get("assistant_model") is not None:
+            return True
+        names = "prompt_lookup_num_tokens", "assistant_early_exit"
+        return any(kwargs.get(name) or self._configured(name, args, kwargs) for name in names)
 
     def _uses_cache(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether this generate() uses a cache at all, according to its arguments or else to the configuration."""

@@ -221,8 +221,12 @@ class PruningConfig:
             if "Did you mean" in str(error):
                 raise
             names = [f.name for f in fields(self)]
+            unknown = [name for name in self.options if f"no option {name!r}" in str(error)]
+            if not unknown:
+                raise
             meant = advice(self.options, names, OTHER_NAMES_OF_SETTINGS)
-            raise OptionError(f"{error} The settings of a cache are {', '.join(names)}.{meant}") from None
+            listed = f" The settings of a cache are {', '.join(names)}."
+            raise OptionError(f"{error}{meant or listed}") from None
 
     @property
     def usual_ratio(self) -> float | Sequence[float]:

@@ -220,7 +220,7 @@ class PrunedKeyLayer(DynamicLayer):
             self._postponed = over
         elif over is not None:
             self._compress(over, keys, values)
-        elif now.length == 1:
+        elif now.length == 1 and self.prompt.declared is None:
             self._announce_short(1)
 
     @property
@@ -391,10 +391,14 @@ class PrunedKeyLayer(DynamicLayer):
         length = self.get_seq_length()
         if tokens_to_remove >= 0 and _CROP_IS_RELATIVE:
             if tokens_to_remove > 0:
-                kept = f", or crop({tokens_to_remove - length}) to keep that many" if tokens_to_remove < length else ""
+                if tokens_to_remove >= length:
+                    raise OptionError(
+                        f"crop({tokens_to_remove}) of {length} tokens: write crop(-n) to remove n tokens, at most "
+                        f"{length} of them; reset() removes all"
+                    )
                 raise OptionError(
                     f"crop({tokens_to_remove}) of {length} tokens is ambiguous; write crop(-{tokens_to_remove}) to "
-                    f"remove that many{kept}"
+                    f"remove that many, or crop({tokens_to_remove - length}) to keep that many"
                 )
             return
         keep = length + tokens_to_remove if tokens_to_remove < 0 else tokens_to_remove

@@ -408,6 +408,8 @@ def _owner(options: Any) -> SolverSpec:
     """The method that these options belong to."""
     kind = options if isinstance(options, type) else type(options)
     owners = [spec for spec in specs().values() if spec.options is kind]
+    if isinstance(options, SolverSpec):
+        raise OptionError(f"method={shown(options)}: that describes a method; write its name, {options.name!r}.")
     if isinstance(options, type) and owners:
         raise OptionError(f"method={kind.__name__} is a class: write {kind.__name__}(...) for an object of it.")
     if not dataclasses.is_dataclass(options) or isinstance(options, type):

@@ -152,6 +152,19 @@ class TestPromptEnd:
         assert torch.equal(found[0][0], found[1][0])
         assert torch.equal(found[0][1], found[1][1])
 
+    @pytest.mark.parametrize("kind", ["early exit", "itself"])
+    def test_drafts_of_the_model_itself_stay_dense(self, kind, tiny, prompt, new):
+        """Its layers are as many as ever, and `attached.cache` is the one that drafts are checked on."""
+        model = tiny(num_hidden_layers=2)
+        drafting = {"assistant_early_exit": 1} if kind == "early exit" else {"assistant_model": model}
+        with attach(model, ratio=[0.3, 0.5], **WINDOWS) as attached:
+            expected = new(model, prompt[:1])
+        with attach(model, ratio=[0.3, 0.5], **WINDOWS) as attached:
+            assert torch.equal(new(model, prompt[:1], **drafting), expected)
+        assert len(attached.cache.layers) == 2
+        assert attached.cache.layers[1].compressed is not None
+        assert attached.cache.get_seq_length() == prompt.shape[1] + expected.shape[1] - 1
+
     def test_is_what_the_candidates_would_hide_from_a_cache_without_it(self, tiny, prompt, new):
         with pytest.raises(CacheError, match=r"with grace_opt\.hf\.attach\(model\)"):
             new(tiny(), prompt[:1], past_key_values=PrunedKeyCache(tiny(), **WINDOWS), **LOOKUP)
@@ -402,7 +415,7 @@ def test_a_cache_implementation_is_refused(tiny, prompt):
 
 @pytest.mark.parametrize(("name", "here"), [("compression_ratio", "ratio"), ("nbits", "bits"), ("recent_windw", "rec")])
 def test_settings_by_other_names_are_recognised(name, here, tiny):
-    with pytest.raises(OptionError, match=rf"The settings of a cache are method, ratio, .* For {name}, write {here}"):
+    with pytest.raises(OptionError, match=rf"has no option {name!r}; it accepts path\. For {name}, write {here}"):
         PrunedKeyCache(tiny(), **{name: 3})
 
 

@@ -107,8 +107,10 @@ class TestCrop:
         cache = prune(model)
         with torch.no_grad():
             model(prompt, past_key_values=cache)
-        with pytest.raises(OptionError, match=r"of 40 tokens is ambiguous; write crop\(-41\) to remove that many$"):
+        with pytest.raises(OptionError, match=r"of 40 tokens: write crop\(-n\) to remove n tokens"):
             cache.crop(41)
+        with pytest.raises(OptionError, match=r"write crop\(-39\) to remove that many, or crop\(-1\) to keep"):
+            cache.crop(39)
         assert cache.get_seq_length() == 40
 
 

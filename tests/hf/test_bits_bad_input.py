@@ -213,7 +213,7 @@ class TestBasis:
             PruningConfig(basis="none")
 
     def test_that_is_mistyped_or_missing(self, made):
-        with pytest.raises(CalibrationError, match=r"basis='promt': there is no such file\. Write .*\"prompt\""):
+        with pytest.raises(CalibrationError, match=r"basis='promt': there is no such file\. Write .*Did you mean 'prompt'"):
             made("promt", bits=2)
 
     def test_of_another_model_or_other_heads(self, basis_file):
@@ -264,6 +264,13 @@ class TestPrompt:
         cache = made(bits=2)
         with pytest.warns(UserWarning, match="the prompt has 1 token and"), torch.no_grad():
             assert model(torch.tensor([[5]]), past_key_values=cache).logits.isfinite().all()
+
+    def test_one_token_of_a_longer_prompt_is_not_said_to_be_short(self):
+        model = build("Llama")
+        with attach(model, bits=3, basis="prompt") as attached, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model.generate(torch.arange(3, 173)[None] % 97, max_new_tokens=1, prefill_chunk_size=1, do_sample=False)
+        assert attached.cache.memory_report().pruned_tokens > 100
 
     @pytest.mark.slow
     @pytest.mark.parametrize("basis", ["none", "prompt", "calibrated"])

@@ -43,6 +43,7 @@ KINDS = {
     "empty": ({}, 0, 0, {}),
     "numbers one by one": ({"trellis": False}, 150, 13, {}),
     "in few bytes": ({"bits": None, "total_bytes": 60_000}, 124, 0, {}),
+    "in more bytes than codes can take": ({"bits": None, "total_bytes": 10_000_000}, 124, 0, {}),
 }
 
 

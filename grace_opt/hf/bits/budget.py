@@ -106,7 +106,7 @@ class BitBudget:
             assert self.value_bits is not None
             return self.key_bits, self.value_bits
         self.check(sequences, dense_bytes + fixed_bytes, False, layers)
-        mean = min(8 * (self._each(sequences) * layers - dense_bytes) / elements, MAX_BITS)
+        mean = min(8 * (self._each(sequences) * layers - dense_bytes) / elements, float(MAX_BITS))
         return mean, mean
 
     def check(self, sequences: int, least: float, all_dense: bool, layers: int = 1) -> None:
@@ -134,8 +134,9 @@ class BitBudget:
 
     def _refuse(self, sequences: int, needed: float, what: str) -> NoReturn:
         smallest = math.ceil(needed * sequences * len(self.layers))
+        given = "this prompt" if sequences == 1 else f"these {sequences} rows, which share it equally"
         raise CacheError(
-            f"total_bytes={self.total_bytes} is too few for this prompt: {what} take {smallest} already; write "
+            f"total_bytes={self.total_bytes} is too few for {given}: {what} take {smallest} already; write "
             f"total_bytes={smallest} or more"
         )
 

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..._util.files import path_text
+from ..._util.names import did_you_mean
 from ...errors import CacheError, CalibrationError, OptionError
 from ..masking import is_tensor_parallel
 from .at_hand import basis_for
@@ -68,9 +69,10 @@ def budget_of(
     kind, calibrated = config.basis, None
     if kind not in (OF_PROMPT, NO_BASIS):
         if kind != CALIBRATED and not os.path.exists(path_text(kind)):
+            meant = did_you_mean(path_text(kind), (CALIBRATED, OF_PROMPT, NO_BASIS))
             raise CalibrationError(
                 f'basis={kind!r}: there is no such file. Write "{CALIBRATED}", "{OF_PROMPT}" or "{NO_BASIS}", or make '
-                "the file: grace-opt basis MODEL -o FILE."
+                f"the file: grace-opt basis MODEL -o FILE.{meant}"
             )
         calibrated = basis_for(model, kind)
         lacking = sorted(set(layers) - set(calibrated.keys))

@@ -250,7 +250,7 @@ def _is_bits(value: Any) -> bool:
     return (
         isinstance(value, list)
         and len(value) == 2
-        and all(type(each) is float and 0 <= each <= MAX_BITS for each in value)
+        and all(type(each) in (int, float) and 0 <= each <= MAX_BITS for each in value)
     )
 
 
