@@ -213,7 +213,9 @@ class TestBasis:
             PruningConfig(basis="none")
 
     def test_that_is_mistyped_or_missing(self, made):
-        with pytest.raises(CalibrationError, match=r"basis='promt': there is no such file\. Write .*Did you mean 'prompt'"):
+        with pytest.raises(
+            CalibrationError, match=r"basis='promt': there is no such file\. Write .*Did you mean 'prompt'"
+        ):
             made("promt", bits=2)
 
     def test_of_another_model_or_other_heads(self, basis_file):
