@@ -17,7 +17,7 @@ import gc
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
@@ -65,6 +65,19 @@ def pytest_cmdline_main(config):
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture
+def switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str | None], None]]:
+    """Set a switch of the environment, or remove it, where each is looked up once."""
+    from grace_opt.kernels._shared.switches import is_off
+
+    def turn(name: str, value: str | None) -> None:
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+        is_off.cache_clear()
+
+    yield turn
+    is_off.cache_clear()
 
 
 @pytest.fixture(scope="module")

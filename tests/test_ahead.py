@@ -161,11 +161,11 @@ def test_changed_sources_are_compiled(file: Path, monkeypatch: pytest.MonkeyPatc
     ("switches", "why"), [({}, "no machine code for this"), ({"GRACE_OPT_AHEAD": "0"}, "nothing: GRACE_OPT_AHEAD=0")]
 )
 def test_what_is_said_where_there_is_none(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, switches: dict[str, str], why: str
+    folder: Path, switch: Callable[..., None], switches: dict[str, str], why: str
 ) -> None:
-    monkeypatch.delenv("GRACE_OPT_AHEAD", raising=False)
+    switch("GRACE_OPT_AHEAD", None)
     for name, value in switches.items():
-        monkeypatch.setenv(name, value)
+        switch(name, value)
     assert why in kernels.explain().ahead
 
 

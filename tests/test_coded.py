@@ -422,8 +422,8 @@ class TestRefused:
         case = replace(one_case(600), **change)
         assert words in host.unsupported_reason(case.query, *case.tails)
 
-    def test_without_llvm(self, monkeypatch):
-        monkeypatch.setenv("GRACE_OPT_LLVM", "0")
+    def test_without_llvm(self, switch):
+        switch("GRACE_OPT_LLVM", "0")
         case = one_case(600)
         assert "GRACE_OPT_LLVM=0" in host.unsupported_reason(case.query, *case.tails)
 

@@ -213,8 +213,8 @@ def test_a_kernel_is_not_tried_while_a_graph_is_captured(monkeypatch):
     assert dispatch.use_triton(MIES, cuda)
 
 
-def test_the_environment_turns_kernels_off(on_triton, monkeypatch, calls):
-    monkeypatch.setenv("GRACE_OPT_TRITON", "0")
+def test_the_environment_turns_kernels_off(on_triton, switch, calls):
+    switch("GRACE_OPT_TRITON", "0")
     quietly(lambda: solve(batch(12), 5))
     assert not calls
 

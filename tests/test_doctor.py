@@ -70,9 +70,9 @@ def test_no_kernel_imports_what_imports_it():
     TopologicalSorter(graph).prepare()
 
 
-def test_switches_and_machines_are_named(monkeypatch):
+def test_switches_and_machines_are_named(switch):
     for name in ("GRACE_OPT_LLVM", "GRACE_OPT_OPENMP", "GRACE_OPT_TRITON", "GRACE_OPT_PLAIN", "GRACE_OPT_AHEAD"):
-        monkeypatch.delenv(name, raising=False)
+        switch(name, None)
     plain = kernels.explain()
     assert choice(plain, "decode").code == choice(plain, "greedy").code == "compiled loop"
     assert choice(plain, "interaction").code == "torch"
@@ -80,8 +80,8 @@ def test_switches_and_machines_are_named(monkeypatch):
     assert plain.machine_code == "", "a checkout has no machine code"
     assert "compiled ahead of time: nothing" in str(plain)
     assert plain.threads == torch.get_num_threads()
-    monkeypatch.setenv("GRACE_OPT_LLVM", "0")
-    monkeypatch.setenv("GRACE_OPT_OPENMP", "0")
+    switch("GRACE_OPT_LLVM", "0")
+    switch("GRACE_OPT_OPENMP", "0")
     off = kernels.explain()
     assert (choice(off, "decode").code, choice(off, "decode").why) == ("torch", "GRACE_OPT_LLVM=0")
     assert choice(off, "greedy").code == "compiled loop"
@@ -94,7 +94,7 @@ def test_switches_and_machines_are_named(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="plays a GPU")
-def test_a_gpu_is_explained(monkeypatch):
+def test_a_gpu_is_explained(monkeypatch, switch):
     pytest.importorskip("triton")
     assert choice(kernels.explain(), "greedy", "cuda").why == "torch sees no CUDA device"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -103,9 +103,9 @@ def test_a_gpu_is_explained(monkeypatch):
     assert choice(found, "greedy", "cuda:0").code == "Triton kernel"
     assert choice(found, "objective", "cuda:0").code == "torch"
     assert choice(found, "tabu", "cuda:0").code == "compiled loop"
-    monkeypatch.setenv("GRACE_OPT_TRITON", "0")
+    switch("GRACE_OPT_TRITON", "0")
     assert choice(kernels.explain(), "greedy", "cuda:0").why == "GRACE_OPT_TRITON=0"
-    monkeypatch.delenv("GRACE_OPT_TRITON")
+    switch("GRACE_OPT_TRITON", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GeForce GTX 1080")
     old = choice(kernels.explain(), "greedy", "cuda:0")

@@ -171,10 +171,10 @@ def test_long_arrays_are_sorted_too() -> None:
 # When a loop is compiled
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[bool]]:
+def counted(monkeypatch: pytest.MonkeyPatch, switch: Callable[..., None]) -> tuple[Any, list[bool]]:
     """A loop that nobody has compiled, and whether each call of it ran as plain Python."""
     calls: list[bool] = []
-    monkeypatch.delenv("GRACE_OPT_PLAIN", raising=False)
+    switch("GRACE_OPT_PLAIN", None)
     original = plainly.plain_version
 
     def plain_version(function: Any) -> Any:
@@ -191,8 +191,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[bool]]:
     return largest_of, calls
 
 
-def test_little_work_waits_for_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, calls = counted(monkeypatch)
+def test_little_work_waits_for_no_compiler(monkeypatch: pytest.MonkeyPatch, switch: Callable[..., None]) -> None:
+    loop, calls = counted(monkeypatch, switch)
     found = loop(np.arange(9.0))
     assert (found, type(found), calls, loop.signatures) == (8.0, float, [True], [])
     assert loop(np.arange(10.0)) == 9.0  # more to do
@@ -202,15 +202,15 @@ def test_little_work_waits_for_no_compiler(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("why", ["enough", "on disk", "asked", "switched off", "float32"])
-def test_plain_python_ends(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, calls = counted(monkeypatch)
+def test_plain_python_ends(why: str, monkeypatch: pytest.MonkeyPatch, switch: Callable[..., None]) -> None:
+    loop, calls = counted(monkeypatch, switch)
     numbers = np.arange(9.0, dtype=np.float32 if why == "float32" else np.float64)
     if why == "enough":
         monkeypatch.setattr(jit, "PLAIN_SECONDS", 0.0)
     elif why == "on disk":
         loop._cache.is_on_disk = lambda: True
     elif why == "switched off":
-        monkeypatch.setenv("GRACE_OPT_PLAIN", "0")
+        switch("GRACE_OPT_PLAIN", "0")
     assert (compiled(loop) if why == "asked" else loop)(numbers) == 8.0
     assert (len(calls), len(loop.signatures)) == (0, 1)
 

@@ -106,28 +106,28 @@ def case():
     return query, keys, kept, sinks, tail, old, new
 
 
-def test_decoding_is_the_same_in_threads_of_ours(monkeypatch):
+def test_decoding_is_the_same_in_threads_of_ours(monkeypatch, switch):
     """Bit for bit, as the result does not depend on who computes what."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     calls, original = [], threads.split_batch
     monkeypatch.setattr(threads, "split_batch", lambda *a, **kw: (calls.append(1), original(*a, **kw))[1])
     there = host.decode_attention(*case())
     in_team = not calls
-    monkeypatch.setenv("GRACE_OPT_OPENMP", "0")
+    switch("GRACE_OPT_OPENMP", "0")
     calls.clear()
     assert threads.torch_team() is None
     assert threads.no_team_reason() == "GRACE_OPT_OPENMP=0"
     assert torch.equal(host.decode_attention(*case()), there)
     assert calls
-    monkeypatch.delenv("GRACE_OPT_OPENMP")
+    switch("GRACE_OPT_OPENMP", None)
     assert in_team == (threads.torch_team() is not None)
 
 
-def test_decoding_without_the_instructions_is_torch_s(monkeypatch):
+def test_decoding_without_the_instructions_is_torch_s(switch):
     query, keys, _, sinks, tail, old, new = case()
     assert decode.kernel_for(query, keys, sinks, tail, old, new) is host.decode_attention
     torch.testing.assert_close(host.decode_attention(*case()), reference.attention(*case())[0], rtol=0, atol=1e-5)
-    monkeypatch.setenv("GRACE_OPT_LLVM", "0")
+    switch("GRACE_OPT_LLVM", "0")
     assert decode.kernel_for(query, keys, sinks, tail, old, new) is None
     with pytest.raises(CacheError, match="GRACE_OPT_LLVM=0"):
         host.decode_attention(*case())

@@ -96,12 +96,12 @@ def test_compiled_codes_are_the_reference_s(counts, scale):
     assert all(torch.equal(one, other) for one, other in zip(found[1], expected[1], strict=True))
 
 
-def test_without_the_instructions_codes_are_torch_s(monkeypatch):
+def test_without_the_instructions_codes_are_torch_s(monkeypatch, switch):
     case = *cases((40, 90), 1.0, 0), codebooks(CPU, trellis=True)
     squares = case[0][None], torch.rand(1, 130), (40, 90)
     expected = coding.reference.scaled_and_coded(*case), coding.reference.weighted_squares(*squares)
     monkeypatch.setattr(cpu, "call_with", lambda *arguments: pytest.fail("a compiled loop was called"))
-    monkeypatch.setenv("GRACE_OPT_LLVM", "0")
+    switch("GRACE_OPT_LLVM", "0")
     with always_compiled():
         (scales, planes), found = coding.scaled_and_coded(*case), coding.weighted_squares(*squares)
     assert all(map(torch.equal, (scales, *planes, *found), (expected[0][0], *expected[0][1], *expected[1])))

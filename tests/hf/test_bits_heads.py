@@ -102,14 +102,14 @@ def test_a_head_is_coded_as_it_is_alone():
     assert torch.equal(whole.decode()[2:], alone.decode())
 
 
-def test_only_large_heads_on_the_cpu_are_compiled(monkeypatch):
+def test_only_large_heads_on_the_cpu_are_compiled(switch):
     large, small = (torch.zeros(2, count, 64) for count in (heads.HEAD_FROM // 64 + 1, 100))
     assert heads.is_compiled(large, large)
     assert not heads.is_compiled(large, small)
     assert not heads.is_compiled(large.half(), large)
     assert not heads.is_compiled(large.mT.contiguous().mT, large)
     assert not heads.is_compiled(large.to("meta"), large)
-    monkeypatch.setenv("GRACE_OPT_LLVM", "0")
+    switch("GRACE_OPT_LLVM", "0")
     assert not heads.is_compiled(large, large)
     loop = next(c for c in kernels.explain().choices if c.operation == "heads" and c.device == "cpu")
     assert "GRACE_OPT_LLVM=0" in loop.why

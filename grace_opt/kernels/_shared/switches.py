@@ -4,17 +4,19 @@
 same. ``GRACE_OPT_OPENMP=0``: compiled decoding, sums of attention and codes of heads run in our own threads instead of
 torch's. ``GRACE_OPT_PLAIN=0``: loops that are not compiled yet never run as plain Python, however little they have to
 do. ``GRACE_OPT_AHEAD=0``: machine code that a wheel brings is left alone, and loops are compiled here. Set them before
-the library is imported: they do not change a loop that is already loaded.
+the library is imported: they do not change a loop that is already loaded, and each is looked up once.
 """
 
 from __future__ import annotations
 
 import os
+from functools import cache
 
 TRITON, LLVM, OPENMP = "GRACE_OPT_TRITON", "GRACE_OPT_LLVM", "GRACE_OPT_OPENMP"
 PLAIN, AHEAD = "GRACE_OPT_PLAIN", "GRACE_OPT_AHEAD"
 
 
+@cache  # a step asks for every layer, and os.environ takes some microseconds to say that it has no such name
 def is_off(switch: str) -> bool:
     """Return whether the environment turns this off.
 
