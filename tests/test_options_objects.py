@@ -127,3 +127,10 @@ def test_only_what_was_changed_is_written_down():
     assert registry.changed(TabuOptions()) == {}
     assert registry.changed(TabuOptions(start=start, tenure=3)) == {"start": start, "tenure": 3}
     assert registry.changed(MiesOptions(path=True)) == {"path": True}
+
+
+def test_an_option_of_other_methods_is_said_to_be_theirs():
+    with pytest.raises(OptionError, match=r"'mies' has no option 'start'; it .*\. It is one of .*local_search.*tabu"):
+        solve(W, 2, "mies", start="think")
+    with pytest.raises(OptionError, match=r"'tabu' has no option 'iteration'; .* Did you mean 'iterations'\?"):
+        solve(W, 2, "tabu", iteration=3)

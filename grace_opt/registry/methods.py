@@ -113,10 +113,11 @@ class SolverSpec:
 
     def make_options(self, given: Mapping[str, Any], arguments: Iterable[str] = ()) -> Any:
         """The options dataclass, or OptionError naming the accepted ones; `arguments` of the caller may be meant."""
-        accepted = [field.name for field in dataclasses.fields(self.options) if field.init]
+        accepted = _names_of(self.options)
         for name in given:
             if name not in accepted:
-                hint = did_you_mean(name, [*accepted, *arguments])
+                others = [spec.name for spec in specs().values() if name in _names_of(spec.options)]
+                hint = f" It is one of {', '.join(others)}." if others else did_you_mean(name, [*accepted, *arguments])
                 takes = f"accepts {', '.join(accepted)}" if accepted else "takes no options"
                 raise OptionError(f"method {self.name!r} has no option {name!r}; it {takes}.{hint}")
         return self.options(**given)
@@ -279,6 +280,11 @@ def _takes_three(function: Callable[..., Any]) -> bool:
 def unregister(name: str) -> None:
     """Forget method `name`; for tests and notebooks."""
     _REGISTRY.pop(name, None)
+
+
+def _names_of(options: type[Any]) -> list[str]:
+    """The options that a caller may give."""
+    return [field.name for field in dataclasses.fields(options) if field.init]
 
 
 def specs() -> dict[str, SolverSpec]:
