@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import pytest
@@ -155,8 +156,12 @@ class TestPromptEnd:
     @pytest.mark.parametrize("kind", ["early exit", "itself"])
     def test_drafts_of_the_model_itself_stay_dense(self, kind, tiny, prompt, new):
         """Its layers are as many as ever, and `attached.cache` is the one that drafts are checked on."""
-        model = tiny(num_hidden_layers=2)
+        model = copy.deepcopy(tiny(num_hidden_layers=2))  # whose number of layers changes meanwhile
         drafting = {"assistant_early_exit": 1} if kind == "early exit" else {"assistant_model": model}
+        try:
+            new(copy.deepcopy(model), prompt[:1], **drafting)
+        except TypeError:
+            pytest.skip("these transformers cannot draft so, with any cache")
         with attach(model, ratio=[0.3, 0.5], **WINDOWS) as attached:
             expected = new(model, prompt[:1])
         with attach(model, ratio=[0.3, 0.5], **WINDOWS) as attached:
