@@ -287,3 +287,24 @@ def test_the_command_line_prints_the_choice(command, tmp_path, forks):
 
 def test_statuses_are_sentences():
     assert "Ctrl-C" in grace_opt.Status.INTERRUPTED.value
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
+def test_while_a_library_that_listens_itself_is_set_up(monkeypatch):
+    """SCS listens when it begins to iterate; until then, Ctrl-C is Python's."""
+    pytest.importorskip("cvxpy")
+    scs = pytest.importorskip("scs")
+
+    class SetUp(scs.SCS):
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def solve(self, *arguments, **settings):
+            pytest.fail("nothing would stop it")
+
+    monkeypatch.setattr(scs, "SCS", SetUp)
+    W = np.cos(np.arange(400.0).reshape(20, 20))
+    solution = solve(W + W.T, 10, "sdp", solver="scs")
+    assert solution.status is Status.INTERRUPTED
+    assert solution.mask.sum() == 10

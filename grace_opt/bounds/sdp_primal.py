@@ -13,7 +13,7 @@ import importlib.util
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,8 +93,8 @@ def solve_sdp(
     time_limit : float
         Seconds, checked between iterations. The first call in a process also imports cvxpy, a second or two.
     stopped : callable
-        Called once the model is built; if it returns true, the model is not solved. While SCS runs it handles Ctrl-C
-        itself and ends as at a limit, with status ``"interrupted"``.
+        Called once the model is built, and once SCS is set up; if it returns true, the model is not solved. While SCS
+        iterates it handles Ctrl-C itself and ends as at a limit, with status ``"interrupted"``.
 
     Raises
     ------
@@ -138,7 +138,12 @@ def solve_sdp(
             if math.isfinite(time_limit):
                 left = max(time_limit - (time.monotonic() - began), 1e-3)
                 settings["time_limit" if solver == "clarabel" else "time_limit_secs"] = left
-            raw = chain.solve_via_data(model, data, warm_start=False, verbose=False, solver_opts=settings)
+            if solver == "scs":
+                raw = _by_scs(data, settings, stopped)
+                if raw is None:
+                    return _nothing(m, solver, "stopped")
+            else:
+                raw = chain.solve_via_data(model, data, warm_start=False, verbose=False, solver_opts=settings)
             status = _words(raw)
             model.unpack_results(raw, chain, inverse)
         except (cp.error.SolverError, ValueError) as error:
@@ -161,6 +166,18 @@ def solve_sdp(
     count = int(model.solver_stats.num_iters or 0)
     converged = model.status == cp.OPTIMAL
     return SdpSolution(float(model.value) * unit, primal, multipliers, solver, status, count, converged)
+
+
+def _by_scs(data: Mapping[str, Any], settings: Mapping[str, Any], stopped: Callable[[], bool]) -> Any:
+    """What SCS finds, called as cvxpy calls it; None if it is to stop once it has set itself up.
+
+    Only then it listens to Ctrl-C: of one that comes before, it would know nothing until its last iteration.
+    """
+    scs: Any = importlib.import_module("scs")
+    cones: Any = importlib.import_module("cvxpy.reductions.solvers.conic_solvers.scs_conif")
+    given = {name: data[name] for name in ("A", "b", "c", "P") if name in data}
+    made = scs.SCS(given, cones.dims_to_solver_dict(data["dims"]), verbose=False, **settings)
+    return None if stopped() else made.solve()
 
 
 def _cut_short(status: str) -> bool:
