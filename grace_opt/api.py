@@ -113,7 +113,8 @@ def solve(
     Returns
     -------
     Solution
-        numpy in, numpy out; torch in, torch out on the same device.
+        numpy in, numpy out; torch in, torch out on the same device. Its status is Status.OPTIMAL if objective and bound
+        are equal within 1e-9 of ``|objective|``, or within its rounding if that is more.
 
     Raises
     ------

@@ -1,6 +1,7 @@
 """The command line: output for people and machines, and exit codes that mean something."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 import grace_opt
 from grace_opt import api, instances
 from grace_opt.cli.app import app
+from grace_opt.cli.values import parse_options
 from grace_opt.instances import generators
 from grace_opt.testing import instance
 
@@ -197,6 +199,23 @@ def test_methods_take_python_spellings(run, file):
     assert run("solve", file, "-k", 3, *steps).exit_code == 0
     for command in ("solve", "generate"):
         assert "True, False and None" in " ".join(run(command, "--help").output.split())
+
+
+@pytest.mark.parametrize(
+    ("given", "read"), [("1e3", 1000), ("-2E1", -20), ("1.0", 1.0), ("1e-3", 0.001), ("1e999", math.inf)]
+)
+def test_powers_of_ten_as_options(given, read):
+    (value,) = parse_options([f"x={given}"]).values()
+    assert value == read
+    assert type(value) is type(read)
+
+
+@pytest.mark.parametrize("command", [("solve", "w.npy"), ("generate", "ties", "-n", 4, "--out", "x.npy")])
+def test_an_option_given_twice_is_refused(run, file, monkeypatch, command):
+    monkeypatch.chdir(file.parent)
+    shown = run(*command, "-k", 3, "--option", "levels=2", "--option", "levels=3")
+    assert shown.exit_code == 2
+    assert "--option levels=... is given twice" in shown.stderr
 
 
 @pytest.mark.parametrize("value", ["[" * 100_000, "9" * 5000, "1," + "9" * 5000])

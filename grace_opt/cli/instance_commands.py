@@ -23,7 +23,7 @@ from ..problem import symmetrize as symmetrize_matrix
 from ..solution import Solution
 from .common import AsJson, Exit, Seed, console, errors, errors_as_exit_codes, print_json
 from .tables import solution_table
-from .values import parse_option, parse_vertices
+from .values import parse_options, parse_vertices
 
 VERTICES_HELP = "vertices such as 0,3,17, or names that the file gives them, quoted if they have commas: '\"a,b\",c'"
 File = Annotated[
@@ -112,7 +112,7 @@ def solve(
     """
     with errors_as_exit_codes():
         instance = _read(file, symmetrize)
-        options = dict(parse_option(text, instance.labels) for text in option or [])
+        options = parse_options(option, instance.labels)
         common = _common(seed, (time_limit, target, patience), "tight" if tight else certify)
         common |= _wanted(instance, maximize, required)
         problem = _problem(instance, _k(k, instance, file), protected)
@@ -192,7 +192,7 @@ def generate(
         make = generators.GENERATORS.get(kind)
         if make is None:
             raise OptionError(f"no kind is called {kind!r}; there are {', '.join(generators.GENERATORS)}.")
-        given = dict(parse_option(text) for text in option or []) | ({} if k is None else {"k": k})
+        given = parse_options(option) | ({} if k is None else {"k": k})
         accepted = [name for name in inspect.signature(make).parameters if name not in ("n", "seed")]
         if unknown := sorted(set(given) - set(accepted)):
             raise OptionError(f"kind {kind!r} has no option {unknown[0]!r}; it accepts {', '.join(accepted)}.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from .. import api
@@ -15,6 +16,34 @@ from ..errors import OptionError
 
 #: Option values that Python and JSON spell differently.
 PYTHON_LITERALS = {"True": True, "False": False, "None": None}
+
+
+def parse_options(texts: Iterable[str] | None, labels: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """Return the values of several ``--option name=value`` by their names.
+
+    Parameters
+    ----------
+    texts : iterable of str or None
+    labels : tuple of str, optional
+        As for `parse_option`.
+
+    Raises
+    ------
+    OptionError
+        If one is of another form, or given twice.
+
+    Examples
+    --------
+    >>> parse_options(["start=think", "iterations=1e3"])
+    {'start': 'think', 'iterations': 1000}
+    """
+    options: dict[str, Any] = {}
+    for text in texts or ():
+        name, value = parse_option(text, labels)
+        if name in options:
+            raise OptionError(f"--option {name}=... is given twice: write it once.")
+        options[name] = value
+    return options
 
 
 def parse_option(text: str, labels: tuple[str, ...] | None = None) -> tuple[str, Any]:
@@ -46,11 +75,17 @@ def parse_option(text: str, labels: tuple[str, ...] | None = None) -> tuple[str,
     try:
         if re.fullmatch(r"-?\d+(,-?\d+)+", value):
             return name, [int(part) for part in value.split(",")]  # vertices, as for --protected
-        return name, json.loads(value)
+        return name, json.loads(value, parse_float=_number)
     except json.JSONDecodeError:
         return name, value
     except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
         raise OptionError(f"--option {name}=...: the value cannot be read ({error}).") from None
+
+
+def _number(text: str) -> int | float:
+    """A JSON number that has a point or an exponent: without a point an integer, as 1e3 of iterations is meant."""
+    number = float(text)
+    return int(number) if "." not in text and number.is_integer() else number
 
 
 def _start(text: str, labels: tuple[str, ...] | None) -> list[Any] | None:
