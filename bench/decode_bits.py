@@ -21,7 +21,8 @@ import functools
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ from grace_opt.hf.bits.basis import Basis
 from grace_opt.hf.bits.in_place import attention_in_place
 from grace_opt.hf.filling import dense_cache, filled
 from grace_opt.hf.models import disable_progress_bars, load_model
-from grace_opt.kernels._shared.switches import LLVM
+from grace_opt.kernels._shared.switches import LLVM, is_off
 
 ROOT = Path(__file__).parent.parent
 BITS = 2.25
@@ -99,6 +100,17 @@ def caches(model: PreTrainedModel, file: Path) -> dict[str, Callable[[], Any]]:
     }
 
 
+@contextmanager
+def out_of_place() -> Iterator[None]:
+    """Make coded layers dense to read them, as the switch of the environment does, which is looked up once."""
+    try:
+        with mock.patch.dict(os.environ, {LLVM: "0"}):
+            is_off.cache_clear()
+            yield
+    finally:
+        is_off.cache_clear()
+
+
 @torch.inference_mode()
 def whole_steps(model: PreTrainedModel, ids: Tensor, tokens: int, file: Path, rounds: int) -> dict[str, Any]:
     """Return milliseconds of each round's step, and bytes, of every cache after the same passage."""
@@ -122,8 +134,7 @@ def whole_steps(model: PreTrainedModel, ids: Tensor, tokens: int, file: Path, ro
     for turn in track(range(rounds + 1), description=f"whole steps after {tokens:,} tokens"):
         for name, cache in made.items():
             kind = "grace_sdpa" if isinstance(cache, PrunedKeyCache) else "sdpa"
-            in_place = mock.patch.dict(os.environ, {LLVM: "0"} if name == COPIES else {})
-            with in_place, attention_implementation(model, kind):
+            with out_of_place() if name == COPIES else nullcontext(), attention_implementation(model, kind):
                 for place in range(tokens + STEPS * turn, tokens + STEPS * (turn + 1)):
                     began = time.perf_counter()
                     model(ids[:, place : place + 1], past_key_values=cache)

@@ -13,6 +13,7 @@ from bench.decode import SLOW, dense_contenders
 from bench.decode_bits import BEFORE, CODED, COPIES, DENSE, NOTHING, OURS, PEER
 from bench.report import RESULTS, read_results, write_results
 from grace_opt.hf import calibrate_basis
+from grace_opt.hf.bits.in_place import attention_in_place
 from grace_opt.hf.models import load_pocket
 
 
@@ -32,7 +33,7 @@ def test_whole_steps_and_memory(pocket, monkeypatch):
     model, ids, file = pocket
     found = decode_bits.whole_steps(model, ids, 500, file, rounds=2)
     assert set(found["ms"]) == {DENSE, *CODED, COPIES, BEFORE, PEER, NOTHING}
-    assert found["bytes"][COPIES] <= found["bytes"][OURS]  # no addresses
+    assert found["bytes"][COPIES] < found["bytes"][OURS]  # no addresses: nothing is read in place
     assert all(len(times) == 2 for times in found["ms"].values())
     assert found["bytes"][OURS] < found["bytes"][BEFORE]
     most = decode_bits.reading(model, ids, file)
@@ -49,6 +50,14 @@ def test_one_layer(monkeypatch):
     assert set(found["ms"]) == {*fast, *CODED}
     assert len(fast) > 1
     assert decode_bits.best_dense(found["ms"]) not in CODED
+
+
+def test_dense_copies_are_read_where_it_is_said():
+    old, query, keys, values = decode_bits.coded_layer(300)
+    given = torch.nn.Identity(), query, keys, values, None, old, 1.0
+    with decode_bits.out_of_place():
+        assert attention_in_place(*given) is None
+    assert attention_in_place(*given) is not None
 
 
 def test_wrong_numbers_are_not_timed():

@@ -261,9 +261,9 @@ def test_processors_that_cannot_transpose_bits_read_the_same_numbers(width):
 
 @pytest.mark.parametrize("trellis", [False, True])
 @pytest.mark.parametrize("team", [True, False])
-def test_threads_change_no_bit(team, trellis, monkeypatch):
+def test_threads_change_no_bit(team, trellis, switch):
     if not team:
-        monkeypatch.setenv(OPENMP, "0")
+        switch(OPENMP, "0")
     case, before = one_case(12_000, trellis), torch.get_num_threads()
     found = []
     try:
