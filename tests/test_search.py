@@ -17,6 +17,7 @@ from grace_opt.instances.generators import attention, dispersion, k_cluster
 from grace_opt.kernels.tabu import cpu as compiled
 from grace_opt.run import Run
 from grace_opt.solution import Result
+from grace_opt.solvers import portfolio
 from grace_opt.solvers.branch_and_bound import search as branch_and_bound
 from grace_opt.testing import batches, check_solution, instance, instances
 from tests import oracle
@@ -467,7 +468,14 @@ def test_portfolio_is_never_worse_than_the_greedies_and_brings_a_bound(drawn, ce
 
 
 @pytest.mark.slow
-def test_portfolio_uses_its_time_only_where_nothing_is_proved():
+def test_portfolio_uses_its_time_only_where_nothing_is_proved(monkeypatch):
+    called, original = [], portfolio._call
+
+    def call(name, *arguments, **options):
+        called.append(name)
+        return original(name, *arguments, **options)
+
+    monkeypatch.setattr(portfolio, "_call", call)
     easy = attention(24, 0)
     W, k = hard(120, 1)
     began = time.monotonic()
@@ -475,7 +483,7 @@ def test_portfolio_uses_its_time_only_where_nothing_is_proved():
     assert 0.9 < time.monotonic() - began < 5
     assert sol.status is Status.LIMIT
     assert np.isfinite(sol.lower_bound)
-    assert sol.stats["nodes"] > 0
+    assert "branch_and_bound" in called  # a slow machine visits no node in the time of a probe
     assert float(sol.objective) <= float(solve(W, k, "tabu").objective)
     began = time.monotonic()
     assert solve(easy.W, 12, "portfolio", time_limit=20.0).status is Status.OPTIMAL
