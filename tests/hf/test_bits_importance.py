@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from grace_opt.hf.bits.importance import KEPT, attention_moments, observed_queries, queries_of_row, spread_queries
 from grace_opt.hf.observation import Observation
+from grace_opt.kernels._shared.threads import always_compiled
 from tests.oracle import received_attention
 
 
@@ -103,5 +104,25 @@ def test_all_heads_count_if_nothing_is_said():
     queries, keys, weights = random.normal(size=(6, 50, 8)), random.normal(size=(2, 30, 8)), random.random(50)
     found = attention_moments(*(torch.from_numpy(each).float() for each in (queries, weights, keys)), 0.5)
     expected = received_attention(queries, weights, keys, 0.5, None, np.ones(50, bool))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4)
+
+
+@pytest.mark.parametrize("layout", ["tokens apart", "channels apart", "bfloat16", "one key", "narrow"])
+def test_keys_may_lie_in_any_way(layout):
+    """The compiled loop turns keys where they lie; `always_compiled` has it do so for few."""
+    random = np.random.default_rng(1)
+    width = 3 if layout == "narrow" else 37
+    queries, weights = random.normal(size=(4, 50, width)), random.random(50)
+    keys = torch.from_numpy(random.normal(size=(2, 1 if layout == "one key" else 101, width))).float()
+    if layout == "tokens apart":
+        keys = torch.cat([keys, keys + 1], dim=-1)[..., :width]
+    elif layout == "channels apart":
+        keys = keys.mT.contiguous().mT
+    elif layout == "bfloat16":
+        keys = keys.bfloat16()
+    expected = received_attention(queries, weights, keys.double().numpy(), 0.5, None, np.ones(50, bool))
+    with always_compiled():
+        found = attention_moments(*(torch.from_numpy(each).float() for each in (queries, weights)), keys, 0.5)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from .jit import part
-from .lanes import WIDEST, load_one, load_widest, multiply_add, spread_widest, store
+from .lanes import WIDEST, load_one, load_widest, multiply_add, spread_widest, store, transpose_widest
+from .memory import array_at, start_of
 
 load, spread = load_widest, spread_widest
-#: Bytes of a float32, and of a vector.
-BYTES = 4
+#: Bytes of a float32, of an address, and of a vector.
+BYTES, ADDRESS = 4, 8
 WHOLE = WIDEST * BYTES
 #: Rows and columns whose products are in registers at the same time.
 ROWS, TILE = 4, 3 * WIDEST
@@ -50,3 +51,15 @@ def multiply(rows, row_step, columns, width, out, out_step):
     store(out, a3)
     store(out + WHOLE, b3)
     store(out + 2 * WHOLE, c3)
+
+
+@part
+def fill_tile(rows, width, at):
+    """Write `TILE` rows of `width` numbers, whose addresses are given, as the columns that `multiply` takes."""
+    squares, step, tile = width // WIDEST * WIDEST, TILE * BYTES, array_at(at, (width, TILE), np.float32)
+    for c in range(0, squares, WIDEST):
+        for i in range(0, TILE, WIDEST):
+            transpose_widest(start_of(rows) + i * ADDRESS, c * BYTES, at + c * step + i * BYTES, step)
+    for c in range(squares, width):
+        for i in range(TILE):
+            tile[c, i] = load_one(rows[i] + c * BYTES)

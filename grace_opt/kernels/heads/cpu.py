@@ -6,9 +6,9 @@ import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._share
 import numpy as np
 
 from .._shared.jit import c_function, part
-from .._shared.lanes import WIDEST, add_one, load_one, transpose_widest
+from .._shared.lanes import add_one, load_one
 from .._shared.memory import array_at, empty, start_of, view, zeros
-from .._shared.products import BYTES, ROWS, TILE, multiply
+from .._shared.products import BYTES, ROWS, TILE, fill_tile, multiply
 from .._shared.whole import sorted_places
 from ..coding.cpu import code, fit, largest_bits, mean, weighted
 from ..coding.reference import LARGEST
@@ -20,8 +20,6 @@ LEAST_NORMAL = np.float32(2.0**-14)
 #: Adding this to a smaller number, and taking it away, rounds to a multiple of float16's smallest number.
 MAGIC = np.float32(0.75)
 MOST = np.float32(LARGEST)
-#: Bytes of an address.
-ADDRESS = 8
 #: Numbers in a row of the codebooks.
 MOST_LEVELS = 256
 #: The bits that a float16 does not have of a float32, and half of their worth less one.
@@ -46,17 +44,10 @@ def round_to_half(numbers):
 def make_coordinates(tensor, token_step, order, encode, block, tile):
     """Fill ``block`` (d, …), by channel, with the tokens at an address in an order, times ``encode`` (…, d)."""
     width, step, tokens = encode.shape[1], block.shape[1] * BYTES, empty((TILE,), np.int64)
-    squares = width // WIDEST * WIDEST
     for first in range(0, order.shape[0], TILE):
         for i in range(TILE):  # behind the last token comes it again: nobody reads these columns of the block
             tokens[i] = tensor + order[min(first + i, order.shape[0] - 1)] * token_step
-        for c in range(0, squares, WIDEST):
-            for i in range(0, TILE, WIDEST):
-                place = start_of(tile) + (c * TILE + i) * BYTES
-                transpose_widest(start_of(tokens) + i * ADDRESS, c * BYTES, place, TILE * BYTES)
-        for c in range(squares, width):
-            for i in range(TILE):
-                tile[c, i] = load_one(tokens[i] + c * BYTES)
+        fill_tile(tokens, width, start_of(tile))
         for row in range(0, encode.shape[0], ROWS):
             at = start_of(block) + row * step + first * BYTES
             multiply(start_of(encode[row]), width * BYTES, start_of(tile), width, at, step)

@@ -19,7 +19,7 @@ from .._shared.lanes import (
     total,
 )
 from .._shared.memory import array_at, empty, start_of
-from .._shared.products import BYTES, ROWS, TILE, WHOLE, multiply
+from .._shared.products import BYTES, ROWS, TILE, WHOLE, fill_tile, multiply
 from .forms import ROWS_AT_ONCE
 
 load, spread = load_widest, spread_widest
@@ -71,7 +71,7 @@ def add_received(taken, queries, weights, tiles, sums, length, share):
     sums : (items, 2, N * TILE) float32
         At first zero; p and p².
     length : int
-        Number of keys; the last tile has zeros behind them.
+        Number of keys; nobody reads what the last tile has behind them.
     share : int
         Number of queries of an item, a multiple of `ROWS`.
     """
@@ -100,6 +100,25 @@ def add_received(taken, queries, weights, tiles, sums, length, share):
                         logits[row + one, t] = NOTHING
                     inverse[one] = np.float32(1.0) / exponentials(room + (row + one) * step, size)
                 add_four(room + row * step, step, size, weights[start + row :], inverse, first, second)
+
+
+@c_function("void(intp)")
+def fill_tiles_at(data):
+    """Fill the tiles not taken yet; threads that call this on the same data share them.
+
+    Given are the addresses of the number of tiles taken so far, of the tiles ``(N, d, TILE)`` float32 and of the keys;
+    then d, N, the number of keys, and how many bytes one is behind the one before.
+    """
+    given = array_at(data, (7,), np.int64)
+    taken, width, tiles, length, step = array_at(given[0], (1,), np.int64), given[3], given[4], given[5], given[6]
+    rows = empty((TILE,), np.int64)
+    while True:
+        tile = add_one(taken)
+        if tile >= tiles:
+            return
+        for i in range(TILE):
+            rows[i] = given[2] + min(tile * TILE + i, length - 1) * step
+        fill_tile(rows, width, given[1] + tile * width * TILE * BYTES)
 
 
 @c_function("void(intp)")

@@ -12,27 +12,29 @@ from .forms import LOG2E, MOST_ITEMS, ROWS_AT_ONCE
 
 def attention_received(queries: Tensor, weights: Tensor, keys: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
     """See `grace_opt.kernels.received.attention_received`; without softcap."""
-    from .._shared.products import ROWS, TILE
-    from .cpu import add_received_at
+    from .._shared.products import BYTES, ROWS, TILE
+    from .cpu import add_received_at, fill_tiles_at
 
     (heads, length, width), rows = keys.shape, queries.shape[1]
-    spare = -rows % ROWS
+    spare, tiles = -rows % ROWS, -(-length // TILE)
     share = -(-rows // (MOST_ITEMS * ROWS_AT_ONCE)) * ROWS_AT_ONCE
-    items, full, rest = -(-rows // share), length // TILE, length % TILE
+    items = -(-rows // share)
     found = np.empty((2, heads, length), np.float32)
     asked = torch.zeros(rows + spare, width, dtype=torch.float32, device="cpu")
     each = torch.nn.functional.pad(weights, (0, spare)).contiguous().numpy()
-    tiles = np.zeros((full + bool(rest), width, TILE), np.float32)
-    sums, taken = np.empty((items, 2, len(tiles) * TILE), np.float32), np.empty(1, np.int64)
-    addresses = [array.ctypes.data for array in (taken, asked.numpy(), each, tiles, sums)]
-    data = np.array([*addresses, len(asked), width, len(tiles), items, length, share], np.int64)
+    turned = np.empty((tiles, width, TILE), np.float32)
+    sums, taken = np.empty((items, 2, tiles * TILE), np.float32), np.empty(1, np.int64)
+    addresses = [array.ctypes.data for array in (taken, asked.numpy(), each, turned, sums)]
+    data = np.array([*addresses, len(asked), width, tiles, items, length, share], np.int64)
     for head in range(heads):
         asked[:rows] = queries[head]
         asked *= scaling * LOG2E
-        stored = keys[head].float().numpy()
-        tiles[:full] = stored[: full * TILE].reshape(full, TILE, width).transpose(0, 2, 1)
-        if rest:
-            tiles[full, :, :rest] = stored[full * TILE :].T
+        stored = keys[head].float()
+        stored = stored if stored.stride(1) == 1 else stored.contiguous()
+        given = [addresses[0], addresses[3], stored.data_ptr(), width, tiles, length, stored.stride(0) * BYTES]
+        to_fill = np.array(given, np.int64)
+        taken.fill(0)
+        call_in_threads(fill_tiles_at, to_fill.ctypes.data, tiles)
         sums.fill(0)
         taken.fill(0)
         call_in_threads(add_received_at, data.ctypes.data, items)
