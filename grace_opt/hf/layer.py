@@ -292,11 +292,11 @@ class PrunedKeyLayer(DynamicLayer):
     def _announce_short_rows(self, short: int, rows: int) -> None:
         if self.plan.announces and not self._announced:
             self._announced = True
-            config = self.plan.config
+            config, stay = self.plan.config, "stays" if short == 1 else "stay"
             least = config.recent_window + config.sink_tokens + MIN_TOKENS
             warnings.warn(
-                f"{short} of the batch's {rows} prompts stay dense: bits are given from {least} tokens on, padding not "
-                "counted, and where means, widths and classes alone take no more than the bits asked for",
+                f"{short} of the batch's {rows} prompts {stay} dense: bits are given from {least} tokens on, padding "
+                "not counted, and where means, widths and classes alone take no more than the bits asked for",
                 UserWarning,
                 stacklevel=2,
             )

@@ -358,7 +358,7 @@ def test_total_bytes_of_a_padded_batch_with_a_row_that_stays_dense(short):
         ):
             warnings.simplefilter("always")
             model(ids, attention_mask=mask, past_key_values=cache)
-        told = [str(each.message) for each in said if "prompts stay dense" in str(each.message)]
+        told = [str(each.message) for each in said if "prompts stays dense" in str(each.message)]
         assert [text[:23] for text in told] == ["1 of the batch's 2 prom"]  # once, not for every layer
         assert "from 100 tokens on" in told[0]
         return cache.memory_report()
