@@ -25,6 +25,7 @@ from torch import Tensor
 
 from grace_opt import objective
 from grace_opt.errors import OptionError
+from grace_opt.kernels._shared.limits import FEW_EXCHANGED
 from grace_opt.kernels.columns.reference.exchange import ACCEPTING, BEGINNING, Choice, window_size
 from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.kernels.sparse.pace import Pace
@@ -38,6 +39,8 @@ from grace_opt.starts import starting_masks
 
 #: Iterations per vertex in all (if no limit is given) and before a restart.
 ITERATIONS_PER_VERTEX, RESTART_AFTER_PER_VERTEX = 20, 2
+#: Per vertex that can be exchanged, where these are few: a descent is short then, and all sets near it are soon seen.
+RESTART_AFTER_PER_EXCHANGED = 8
 #: A moved vertex is blocked for this many iterations plus a random number up to as many, unless k or n - k is small.
 TENURE = 10
 #: Least share of promising vertices in a window of W in factors, after rounds without a better choice.
@@ -60,7 +63,8 @@ class TabuOptions:
     iterations : int or None
         Number of exchanges per instance; None: 20 n (at least 1000), or as many as the time limit allows.
     restart_after : int or None
-        Number of iterations without improvement before a restart; None: 2 n, at least 100.
+        Number of iterations without improvement before a restart; None: 2 n, at least 100. If k or n - k is below 16,
+        8 times that, from 20 to 2 n.
     tenure : int or None
         Least number of iterations for which a moved vertex is blocked; None: 10, less if k or n - k is below 40.
     """
@@ -147,6 +151,13 @@ def _window(choice: Choice, share: float, generator: torch.Generator) -> Tensor:
     return torch.cat([taken, inside, outside[: size - len(taken) - len(inside)]]).sort().values
 
 
+def _usual_restart(n: int, least: int) -> int:
+    """Return after how many iterations without improvement to restart, where so few vertices can be exchanged."""
+    if least < FEW_EXCHANGED:
+        return max(20, min(RESTART_AFTER_PER_VERTEX * n, RESTART_AFTER_PER_EXCHANGED * least))
+    return max(100, RESTART_AFTER_PER_VERTEX * n)
+
+
 class _Search:
     """One instance's search, which can be advanced slice by slice."""
 
@@ -161,7 +172,7 @@ class _Search:
         self.budget = 0 if least == 0 else default if options.iterations is None else options.iterations
         if self.budget == 0:
             return
-        self.restart_after = options.restart_after or max(100, RESTART_AFTER_PER_VERTEX * m)
+        self.restart_after = options.restart_after or _usual_restart(m, least)
         self.tenure = options.tenure or max(1, min(TENURE, least // 4))
         entropy = np.random.SeedSequence(run.seed).generate_state(1, np.uint64)
         self.random = np.maximum(entropy, np.uint64(1))  # xorshift must not start at 0

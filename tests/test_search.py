@@ -588,3 +588,23 @@ def test_portfolio_gives_up_a_hopeless_proof_and_searches_on(monkeypatch):
     names = [name for name, _ in calls]
     assert names.count("branch_and_bound") == 1
     assert names[-1] == "tabu"
+
+
+@pytest.mark.parametrize(("n", "k"), [(6, 3), (12, 5), (14, 4), (16, 6), (20, 3), (20, 17)])
+def test_tabu_does_not_go_in_circles_on_few_vertices(n, k):
+    """Where few can be exchanged, a restart from nearly the same set leads back to it."""
+    W = np.random.default_rng(7).normal(size=(60, n, n))
+    W += W.transpose(0, 2, 1)
+    best, found = solve(W, k, "exhaustive").objective, solve(W, k, "tabu", iterations=20_000).objective
+    np.testing.assert_allclose(found, best, rtol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["tabu", "portfolio", "annealing", "branch_and_bound"])
+def test_a_callback_that_stops_at_its_last_call_has_stopped_the_search(method):
+    """The searches of so few vertices are one slice."""
+    W = instance("attention", 12, 0) - instance("wishart", 12, 1)
+    calls = []
+    sol = solve(W, 5, method, callback=lambda progress: calls.append(progress) or True)
+    assert len(calls) == 1
+    assert sol.status in (Status.LIMIT, Status.OPTIMAL)
+    assert method == "branch_and_bound" or sol.status is Status.LIMIT

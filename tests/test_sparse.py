@@ -358,6 +358,15 @@ def test_annealing_of_few_vertices_finds_the_optimum():
             assert float(solve(problem_of(W, k), method="annealing", seed=seed).objective) == best
 
 
+@pytest.mark.parametrize(("n", "k"), [(12, 5), (20, 3), (20, 17)])
+def test_tabu_of_few_vertices_does_not_go_in_circles(n, k):
+    for seed in range(20):
+        W = np.random.default_rng(seed).normal(size=(n, n))
+        W += W.T
+        found = solve(problem_of(W, k), method="tabu", iterations=20_000).objective
+        np.testing.assert_allclose(found, solve(W, k, "exhaustive").objective, rtol=1e-9)
+
+
 def test_temperatures_are_measured_on_whole_exchanges():
     made = random_graph(40)
     W, x = made.toarray(), np.arange(40) < 15
@@ -488,6 +497,17 @@ def test_files_stay_sparse(name, whole, tmp_path, monkeypatch):
     assert answer.exit_code == 0, answer.output
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
+@pytest.mark.parametrize(("offsets", "columns"), [([0], 9), ([-2, 0, 2], 9), ([-2, 2], 4), ([-20, 20, 0], 9), ([], 0)])
+def test_scipy_s_files_of_diagonals(offsets, columns, dtype, tmp_path):
+    data = np.random.default_rng(3).integers(-3, 4, size=(len(offsets), columns)).astype(dtype)
+    W = sp.dia_array((data, offsets), shape=(9, 9))
+    sp.save_npz(tmp_path / "w.npz", W)
+    made = instances.read(tmp_path / "w.npz").W
+    assert made.dtype == dtype
+    assert np.array_equal(made.toarray() if sp.issparse(made) else made, W.toarray())
+
+
 def test_scipy_s_files_with_k_and_bad_ones(tmp_path):
     W = random_graph(1000, seed=9)
     for layout in ("csr", "csc", "coo", "bsr"):
@@ -500,12 +520,16 @@ def test_scipy_s_files_with_k_and_bad_ones(tmp_path):
     np.savez(tmp_path / "bad.npz", **parts)
     with pytest.raises(ProblemError, match=r"cannot be read as \.npz"):
         instances.read(tmp_path / "bad.npz")
-    sp.save_npz(tmp_path / "dia.npz", sp.dia_array(np.eye(5)))
-    with pytest.raises(ProblemError, match="as dia: save it as csr, csc, bsr or coo"):
-        instances.read(tmp_path / "dia.npz")
+    np.savez(tmp_path / "lil.npz", format=b"lil", shape=(5, 5), data=np.ones(5))
+    with pytest.raises(ProblemError, match="as lil: save it as csr, csc, bsr, coo or dia"):
+        instances.read(tmp_path / "lil.npz")
     sp.save_npz(tmp_path / "huge.npz", sp.coo_array(([1.0], ([0], [0])), shape=(10**12, 10**12)))
     with pytest.raises(ProblemError, match=r"huge\.npz holds W of a shape that does not fit into memory: .*TiB"):
         instances.read(tmp_path / "huge.npz")
+    for wrong in ({"offsets": np.zeros(3, int)}, {"offsets": np.zeros(2)}, {"data": np.ones(5)}, {"shape": (5,)}):
+        np.savez(tmp_path / "bad.npz", **{"format": b"dia", "shape": (5, 5), "data": np.ones((2, 5)), **wrong})
+        with pytest.raises(ProblemError):
+            instances.read(tmp_path / "bad.npz")
     with pytest.raises(ProblemError, match=r"\.mtx cannot store k"):
         instances.write(tmp_path / "w.mtx", W, 7)
 

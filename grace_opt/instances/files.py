@@ -333,9 +333,26 @@ def _of_scipy(path: Path, arrays: Mapping[str, Any]) -> Any:
         made.check_format(full_check=True)
     elif layout == "bsr":
         made = bsr_array((arrays["data"], arrays["indices"], arrays["indptr"]), shape=shape)
+    elif layout == "dia":
+        made = _of_diagonals(path, arrays["data"], arrays["offsets"], shape)
     else:
-        raise ProblemError(f"{path} holds a sparse matrix as {layout}: save it as csr, csc, bsr or coo.")
+        raise ProblemError(f"{path} holds a sparse matrix as {layout}: save it as csr, csc, bsr, coo or dia.")
     return by_rows(made)
+
+
+def _of_diagonals(path: Path, data: Array, offsets: Array, shape: tuple[int, ...]) -> Any:
+    """Return the matrix whose entry in row j - o and column j is ``data[d, j]``, o being the d-th offset."""
+    from scipy.sparse import coo_array
+
+    if data.ndim != 2 or offsets.shape != data.shape[:1] or offsets.dtype.kind not in "iu" or len(shape) != 2:
+        raise ProblemError(
+            f"{path} holds diagonals of shape {data.shape} and offsets of shape {offsets.shape} and dtype "
+            f"{offsets.dtype}: it must be one integer for each row of data."
+        )
+    columns = np.broadcast_to(np.arange(data.shape[1]), data.shape)
+    rows = columns - offsets.astype(np.int64)[:, None]
+    inside = (rows >= 0) & (rows < shape[0]) & (columns < shape[1]) & (data != 0)
+    return coo_array((data[inside], (rows[inside], columns[inside])), shape=shape)
 
 
 def _safetensors(path: Path) -> Instance:

@@ -107,17 +107,20 @@ class TestSettings:
             {"protect": (0.1, 0.2)},
             {"method": "think"},
             {"weight": "signed"},
-            {"options": {"path": True}},
             {"fused": False},
         ],
         ids=lambda other: next(iter(other)),
     )
     @pytest.mark.parametrize("given", [{"bits": 2}, {"key_bits": 2, "value_bits": 3}, {"total_bytes": 10**6}])
     def test_that_decide_something_else(self, given, other):
-        name = "path" if "options" in other else next(iter(other))
-        says = f"^{next(iter(given))}= gives .* does not go together with {name}; leave it out, or leave out"
+        says = f"^{next(iter(given))}= gives .* does not go together with {next(iter(other))}; leave it out, or leave"
         with pytest.raises(OptionError, match=says):
             PruningConfig(**given, **other)
+
+    @pytest.mark.parametrize("name", ["path", "tokenizer"])
+    def test_options_of_methods_and_of_nobody(self, name):
+        with pytest.raises(OptionError, match=f"^a cache with bits= has no setting {name}"):
+            PruningConfig(bits=2, options={name: True})
 
     @pytest.mark.parametrize("given", ["provider", "masks"])
     def test_beside_what_chooses_channels(self, given, made):

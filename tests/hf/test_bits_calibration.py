@@ -551,3 +551,25 @@ def test_the_command_line_writes_a_file(tmp_path):
     ):
         failed = run(*wrong)
         assert failed.exit_code == 2, failed.output
+
+
+@pytest.mark.parametrize("files", [("one.gguf",), ("one.gguf", "two.gguf"), ()])
+def test_the_tokenizer_in_a_gguf_file_is_found(files, tmp_path, monkeypatch):
+    """transformers reads it only if the file is named, and a model does not say which one it came from."""
+
+    def read(name, *, local_files_only, gguf_file=None):
+        assert local_files_only
+        if gguf_file is None:
+            raise ValueError("no tokenizer:\nneither this\nnor that")
+        return name, gguf_file
+
+    for file in files:
+        (tmp_path / file).touch()
+    monkeypatch.setattr(at_hand.AutoTokenizer, "from_pretrained", read)
+    model = model_of("Llama")
+    monkeypatch.setattr(model.config, "_name_or_path", str(tmp_path))
+    if len(files) == 1:
+        assert at_hand.tokenizer_of(model) == (str(tmp_path), "one.gguf")
+    else:
+        with pytest.raises(CalibrationError, match="ValueError: no tokenizer: neither this nor that"):
+            at_hand.tokenizer_of(model)

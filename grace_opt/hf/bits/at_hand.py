@@ -14,6 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from huggingface_hub import cached_assets_path
@@ -25,6 +26,7 @@ from ..._util.terminal import escape_path
 from ...errors import CalibrationError, OptionError
 from ..arguments import unwrap_model
 from ..masking import fingerprint
+from ..models import MOST_QUOTED
 from ..texts import shipped_texts
 from .calibrate import calibrate_basis, refuse_parts
 from .calibrated import CalibratedBasis
@@ -180,10 +182,16 @@ def tokenizer_of(model: PreTrainedModel) -> Any:
             "the model was not loaded from a folder or the Hub, so its tokenizer is unknown; write "
             'calibrate_basis(model, tokenizer).save(FILE) and basis=FILE, or basis="prompt"'
         )
+    own = list(Path(name).glob("*.gguf"))
     try:
-        return AutoTokenizer.from_pretrained(name, local_files_only=True)
+        try:
+            return AutoTokenizer.from_pretrained(name, local_files_only=True)
+        except Exception:
+            if len(own) != 1:  # of several, the model does not say which it was loaded from
+                raise
+            return AutoTokenizer.from_pretrained(name, local_files_only=True, gguf_file=own[0].name)
     except Exception as error:  # a damaged file ends in whatever error the library raises that reads it
-        said = str(error).split("\n")[0]
+        said = shorten(str(error), MOST_QUOTED, placeholder=" ...")
         raise CalibrationError(
             f"the tokenizer of {name} is not on this machine or cannot be read ({type(error).__name__}: {said}); "
             f"{_INSTEAD}; or calibrate_basis(model, tokenizer).save(FILE) and basis=FILE"

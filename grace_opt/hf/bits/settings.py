@@ -85,7 +85,7 @@ def check_bits(config: Any) -> None:
     others = [name for name in _DECIDES_OTHERWISE if _differs(getattr(config, name), defaults[name])]
     if "options" in others and unknown:  # by the names that were given
         others = [name for name in others if name != "options"] + unknown
-    if others == unknown != [] and meant:
+    if others == unknown != []:
         raise OptionError(f"a cache with {given[0]}= has no setting {', '.join(unknown)}.{meant}")
     if others:
         raise _contradiction(given[0], others, meant)

@@ -8,5 +8,7 @@ LARGEST_ON_CHIP = 256
 LANES = 8
 #: Bits in a vector of `grace_opt.kernels._shared.bits`, and how many such are added up at once.
 BITS, BITS_AT_ONCE = 256, 16
+#: Where fewer vertices can be exchanged, `tabu` restarts from sets that may differ in all of them.
+FEW_EXCHANGED = 16
 #: Entries of W up to which a loop that is not compiled yet may run as plain Python.
 SMALL = 14 * 14

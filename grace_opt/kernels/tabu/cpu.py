@@ -12,6 +12,7 @@ import numpy as np
 from numba import b1, f8, i8, types, u8, uint64, void
 
 from .._shared.jit import SMALL, jit, part
+from .._shared.limits import FEW_EXCHANGED
 from .._shared.whole import copy, equal
 
 #: Rows of the integer state: iteration, restarts done, iterations since the run improved, elites held.
@@ -286,7 +287,9 @@ def restart(k, x, best_x, elites, state, rng):
     else:
         copy(x, best_x)
         strength = 2 + draw(rng, 3)
-        shakes = max(1, min(k, n - k) * strength // 16)
+        shakes = min(k, n - k) * strength // 16
+        if min(k, n - k) < FEW_EXCHANGED:  # so few would be undone at once
+            shakes = 1 + draw(rng, min(k, n - k))
     for _ in range(shakes):
         i = draw(rng, n)
         while not x[i]:
