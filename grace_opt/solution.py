@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import enum
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from . import objective as f
 from ._util.arrays import count_true
+from ._util.json_values import to_json_text, to_jsonable
 from .errors import SolverError
 from .problem import Problem
 
@@ -159,6 +162,48 @@ class Solution:
         (2.0, 2.0, 0.0)
         """
         return self.upper_bound if self.maximize else self.lower_bound
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as numbers, strings and lists; None for what is infinite or not known. `mask` is left out.
+
+        Examples
+        --------
+        >>> import grace_opt
+        >>> sol = grace_opt.solve([[2.0, 0.0], [0.0, 1.0]], 1)
+        >>> sol.to_dict()["indices"], sol.to_dict()["lower_bound"], sol.to_dict()["status"]
+        ([1], None, 'FEASIBLE')
+        """
+        statuses = np.asarray(self.status, dtype=object)
+        return {
+            "method": self.method,
+            "options": to_jsonable(dict(self.options)),
+            "seed": self.seed,
+            "maximize": self.maximize,
+            "indices": to_jsonable(self.indices),
+            "labels": to_jsonable(self.labels),
+            "objective": to_jsonable(self.objective),
+            "lower_bound": to_jsonable(self.lower_bound),
+            "upper_bound": to_jsonable(self.upper_bound),
+            "gap": to_jsonable(self.gap),
+            "status": np.vectorize(lambda status: status.name, otypes=[object])(statuses).tolist(),
+            "stats": to_jsonable(dict(self.stats)),
+        }
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """`to_dict` as JSON text, also written to `path`, atomically, if given.
+
+        Raises
+        ------
+        FileError
+            If the file cannot be written there.
+
+        Examples
+        --------
+        >>> import json, grace_opt
+        >>> json.loads(grace_opt.solve([[2.0, 0.0], [0.0, 1.0]], 1).to_json())["objective"]
+        1.0
+        """
+        return to_json_text(self.to_dict(), path)
 
     def verify(self) -> Solution:
         """Check size, required and protected vertices, objective and bound against W in float64; return the solution.

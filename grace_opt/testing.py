@@ -18,8 +18,8 @@ import torch
 
 from . import api, registry
 from ._util.array_like import as_tensor
+from ._util.json_values import to_numpy
 from ._util.optional import missing
-from .comparison.json_values import to_numpy
 from .errors import SolverError
 from .solution import OPTIMALITY_RTOL, ROUNDING, Solution, Status
 

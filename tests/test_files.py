@@ -43,6 +43,7 @@ WRITERS: dict[str, tuple[Callable[[Path], Any], type[GraceError]]] = {
     ".col": (lambda path: instances.write(path, np.zeros((60, 60), int), None), ProblemError),
     ".mask": (lambda path: ChannelMask(torch.ones(9, 9, 64, dtype=torch.bool)).save(path), MaskError),
     ".json": (lambda path: grace_opt.compare(W, 40, ["think", "mies"]).to_json(path), FileError),
+    "one.json": (lambda path: grace_opt.solve(W, 40, "mies").to_json(path), FileError),
 }
 
 

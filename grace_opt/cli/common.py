@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from .._util.json_values import to_json_text
 from .._util.terminal import escape_path
-from ..comparison.json_values import to_json_text
 from ..errors import GraceError, SolverError
 
 EXIT_CODES = (

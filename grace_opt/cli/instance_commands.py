@@ -15,7 +15,6 @@ import typer
 from .. import api, instances
 from .._util.terminal import FittingTable, escape_path
 from ..comparison import Comparison, ComparisonError
-from ..comparison.json_values import solution_to_dict
 from ..errors import OptionError
 from ..instances import generators
 from ..problem import Problem
@@ -119,7 +118,7 @@ def solve(
         with redirect_stdout(sys.stderr):  # libraries print too, such as SCS at Ctrl-C; stdout is for the answer
             solution = api.solve(problem, None, method, **common, **options)
     if as_json:
-        print_json([solution_to_dict(solution)])
+        print_json([solution.to_dict()])
     else:
         console.print(solution_table(solution, _in_source_terms(instance, solution)))
     _exit_unless_finished({status.name for status in np.ravel(np.asarray(solution.status, dtype=object))})

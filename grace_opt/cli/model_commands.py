@@ -10,9 +10,9 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .._util.files import new_folder
+from .._util.json_values import to_json_text
 from .._util.optional import pip_install, require
 from .._util.terminal import escape_path
-from ..comparison.json_values import to_json_text
 from ..errors import OptionError
 from .common import AsJson, Exit, ModelName, Seed, console, errors, errors_as_exit_codes, fail, print_json
 from .model_files import load, read_text

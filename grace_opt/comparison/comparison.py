@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._util.json_values import to_json_text, to_jsonable, to_numpy
 from .._util.optional import require
 from ..errors import OptionError, SolverError, UnknownSolverError
 from ..objective import magnitude
 from ..problem import Problem
 from ..solution import OPTIMALITY_RTOL, Solution, Status, labels_of, relative_gap, tolerance
-from .json_values import solution_to_dict, to_json_text, to_jsonable, to_numpy
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -284,7 +284,7 @@ class Comparison(Sequence[Solution]):
         bound = self.best_bound if self.solutions else None
         return {
             "solutions": [
-                solution_to_dict(s) | {"gap_to_best_bound": to_jsonable(self._export(gaps))}
+                s.to_dict() | {"gap_to_best_bound": to_jsonable(self._export(gaps))}
                 for s, gaps in zip(self.solutions, self._gaps if self.solutions else (), strict=True)
             ],
             "best_bound": to_jsonable(bound),

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._util.files import write_file
-from ..solution import Solution
+from .files import write_file
 
 
 def to_numpy(values: Any) -> np.ndarray[Any, Any]:
-    """A solution's numbers as a numpy array, from whatever device they are on."""
+    """Numbers as a numpy array, from whatever device they are on."""
     return np.asarray(values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values)
 
 
@@ -31,32 +30,6 @@ def to_jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_jsonable(inner) for inner in value]
     return str(value)
-
-
-def solution_to_dict(solution: Solution) -> dict[str, Any]:
-    """A solution as plain values for JSON; null if nothing was certified.
-
-    Examples
-    --------
-    >>> import grace_opt
-    >>> solution_to_dict(grace_opt.solve([[2.0, 0.0], [0.0, 1.0]], 1))["lower_bound"] is None
-    True
-    """
-    statuses = np.asarray(solution.status, dtype=object)
-    return {
-        "method": solution.method,
-        "options": to_jsonable(dict(solution.options)),
-        "seed": solution.seed,
-        "maximize": solution.maximize,
-        "indices": to_jsonable(solution.indices),
-        "labels": to_jsonable(solution.labels),
-        "objective": to_jsonable(solution.objective),
-        "lower_bound": to_jsonable(solution.lower_bound),
-        "upper_bound": to_jsonable(solution.upper_bound),
-        "gap": to_jsonable(solution.gap),
-        "status": np.vectorize(lambda s: s.name, otypes=[object])(statuses).tolist(),
-        "stats": to_jsonable(dict(solution.stats)),
-    }
 
 
 def to_json_text(value: Any, path: str | os.PathLike[str] | None = None) -> str:
