@@ -182,11 +182,11 @@ def tokenizer_of(model: PreTrainedModel) -> Any:
             "the model was not loaded from a folder or the Hub, so its tokenizer is unknown; write "
             'calibrate_basis(model, tokenizer).save(FILE) and basis=FILE, or basis="prompt"'
         )
-    own = list(Path(name).glob("*.gguf"))
     try:
         try:
             return AutoTokenizer.from_pretrained(name, local_files_only=True)
         except Exception:
+            own = list(Path(name).glob("*.gguf"))
             if len(own) != 1:  # of several, the model does not say which it was loaded from
                 raise
             return AutoTokenizer.from_pretrained(name, local_files_only=True, gguf_file=own[0].name)
