@@ -361,8 +361,10 @@ def _answer(problem: Problem, spec: SolverSpec, options: Any, run: Run, level: s
     by_itself = getattr(options, "bound", None) in (level, bounds.LEVELS[-1])  # it leaves time for a certificate
     own = run if level is None or by_itself else run.leaving(bounds.seconds_to_certify(flat, level))
     result = spec.solve(flat, options, own, check=check)
-    if run.stopped:  # also where the callback asked at its last call, as what came after was left out
-        result = replace(result, limit=torch.ones_like(flat.k, dtype=torch.bool))
+    if run.stopped_at is not None:  # perhaps at its last call, after which the method had nothing to do
+        limit = torch.zeros_like(flat.k, dtype=torch.bool) if result.limit is None else result.limit.clone()
+        limit[run.stopped_at] = True
+        result = replace(result, limit=limit)
     if check:
         check_mask(flat, result.mask, spec.name)
     if check or level is not None or result.lower_bound is not None:

@@ -57,6 +57,7 @@ class _Stop:
 
     def __init__(self) -> None:
         self.asked = self.by_ctrl_c = self.has_choice = False
+        self.at: int | None = None  # the instance at which the callback asked
         self.before: Any = None  # the previous handler
 
     def on_ctrl_c(self, number: int, frame: Any) -> None:
@@ -201,6 +202,11 @@ class Run:
         return self._stop.asked
 
     @property
+    def stopped_at(self) -> int | None:
+        """The instance of the whole call at which the callback asked to stop."""
+        return self._stop.at
+
+    @property
     def interrupted(self) -> bool:
         """Whether Ctrl-C asked to stop."""
         return self._stop.by_ctrl_c
@@ -259,6 +265,7 @@ class Run:
             elapsed = time.monotonic() - self.began
             (number,) = one.numbers or (instance,)
             if self.callback(Progress(number, elapsed, objective, lower_bound, mask.copy(), objective)):
+                self._stop.at = number
                 self.stop()
 
 

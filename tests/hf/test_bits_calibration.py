@@ -553,7 +553,7 @@ def test_the_command_line_writes_a_file(tmp_path):
         assert failed.exit_code == 2, failed.output
 
 
-@pytest.mark.parametrize("files", [("one.gguf",), ("one.gguf", "two.gguf"), ()])
+@pytest.mark.parametrize("files", [("one.gguf",), ("one.gguf", "two.gguf"), ("one.gguf", "config.json"), ()])
 def test_the_tokenizer_in_a_gguf_file_is_found(files, tmp_path, monkeypatch):
     """transformers reads it only if the file is named, and a model does not say which one it came from."""
 

@@ -183,13 +183,10 @@ def tokenizer_of(model: PreTrainedModel) -> Any:
             'calibrate_basis(model, tokenizer).save(FILE) and basis=FILE, or basis="prompt"'
         )
     try:
-        try:
-            return AutoTokenizer.from_pretrained(name, local_files_only=True)
-        except Exception:
-            own = list(Path(name).glob("*.gguf"))
-            if len(own) != 1:  # of several, the model does not say which it was loaded from
-                raise
-            return AutoTokenizer.from_pretrained(name, local_files_only=True, gguf_file=own[0].name)
+        # A model does not say that it was loaded from a GGUF file, nor from which of several.
+        own = [] if (Path(name) / "config.json").exists() else list(Path(name).glob("*.gguf"))
+        inside = {"gguf_file": own[0].name} if len(own) == 1 else {}
+        return AutoTokenizer.from_pretrained(name, local_files_only=True, **inside)
     except Exception as error:  # a damaged file ends in whatever error the library raises that reads it
         said = shorten(str(error), MOST_QUOTED, placeholder=" ...")
         raise CalibrationError(

@@ -286,10 +286,9 @@ def restart(k, x, best_x, elites, state, rng):
         shakes = max(1, min(k, n - k) // 16)
     else:
         copy(x, best_x)
-        strength = 2 + draw(rng, 3)
-        shakes = min(k, n - k) * strength // 16
-        if min(k, n - k) < FEW_EXCHANGED:  # so few would be undone at once
-            shakes = 1 + draw(rng, min(k, n - k))
+        least = min(k, n - k)
+        # Of few that can be exchanged, any number: one or two would be undone at once.
+        shakes = 1 + draw(rng, least) if least < FEW_EXCHANGED else least * (2 + draw(rng, 3)) // 16
     for _ in range(shakes):
         i = draw(rng, n)
         while not x[i]:
