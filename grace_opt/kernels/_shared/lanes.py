@@ -27,14 +27,15 @@ FEATURES = frozenset(cpu_target.target_context.codegen().magic_tuple()[2].split(
 
 
 def decided(features):
-    """`WIDEST` and `TRANSPOSING` of a processor with some features: all that loops and their callers ask of one."""
+    """`WIDEST`, `OCTETS` and `TRANSPOSING` of a processor with some features: all that loops and their callers ask."""
     wide = "+avx512f" in features
-    return (16 if wide else LANES), wide and {"+gfni", "+avx512vbmi"} <= features
+    octets = "+avx512bw" in features if wide else "+avx2" in features
+    return (16 if wide else LANES), octets, wide and {"+avx512bw", "+gfni", "+avx512vbmi"} <= features
 
 
-#: Lanes of the widest vectors, and whether there are the instructions that turn bit planes into codes: GFNI, and
-#: AVX-512's for single bytes.
-WIDEST, TRANSPOSING = decided(FEATURES)
+#: Lanes of the widest vectors; whether there are instructions that look numbers up in registers, and make codes of
+#: eight bit planes at a time; and whether one of them, of GFNI, turns bits, and AVX-512 moves single bytes.
+WIDEST, OCTETS, TRANSPOSING = decided(FEATURES)
 
 
 class Lanes(types.Type):

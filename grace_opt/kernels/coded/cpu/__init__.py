@@ -19,7 +19,7 @@ import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._share
 import numpy as np
 
 from ..._shared.jit import c_function, part
-from ..._shared.lanes import TRANSPOSING, add_one, exp2, load, spread, store
+from ..._shared.lanes import OCTETS, add_one, exp2, load, spread, store
 from ..._shared.memory import array_at, empty, start_of, zeros
 from ...decode.cpu import (
     LEAST,
@@ -41,7 +41,7 @@ from .octet_lists import make_octets
 from .products import BLOCK, BLOCK_STEP, VECTORS, no_sums_of_four, no_sums_of_three
 from .rows import add_products, add_rows, clear, scale_queries, share_out
 
-if TRANSPOSING:
+if OCTETS:
     from .octet_loops import add_logits as add_logits
     from .octet_loops import add_values as add_values
     from .octet_loops import read_from
@@ -156,7 +156,7 @@ def open_unit(units, unit, tensor, width, run, place, room, longer):
     more = offset * 0
     if longer is not None and longer.shape[0] > 0:
         more += 1
-    if TRANSPOSING or more == 1:  # bits are asked for, or are read once, when they are copied
+    if OCTETS or more == 1:  # bits are asked for, or are read once, when they are copied
         size *= 0
     if a == b:
         return a, b, end, offset, stride, b - a
@@ -487,7 +487,7 @@ def attend(given, none):
     rooms = make_rooms(sizes)
     turn = empty((1,), np.int64)
     # Of a run's planes, of as many channels as keys or values have.
-    planes = 1 if TRANSPOSING else max(sizes[WIDTH], sizes[VALUE_WIDTH]) * MOST_PLANES
+    planes = 1 if OCTETS else max(sizes[WIDTH], sizes[VALUE_WIDTH]) * MOST_PLANES
     longer = empty((sizes[TRELLIS] * planes * (sizes[SPACE] // 8),), np.uint8)
     item = add_one(sizes)
     while item < items.shape[0]:
