@@ -22,9 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bench import wheel
 from grace_opt.errors import CacheError
 from grace_opt.hf.bits.codebooks import EVEN_WIDTH, WIDTHS, codebook, trellis_codebook
 from grace_opt.hf.bits.codes import Codes, Part, encode, stacked
+from grace_opt.kernels._shared.lanes import FEATURES
 from grace_opt.kernels._shared.switches import OPENMP
 from grace_opt.kernels.coded import CodedSequence, forms, host
 from grace_opt.kernels.coded.table import COLUMNS, runs, table_of, units_of
@@ -338,29 +340,30 @@ def test_large_numbers_keep_the_others_finite():
     assert received.isfinite().all()
 
 
-def guarded(processor: str | None, lanes: int, folder: str) -> None:
-    """Run both kinds of attention beside a guard, in a fork, with loops for this processor or another."""
-    if processor is not None:  # as numba asks which one it is when it is imported
+def guarded(features: str | None, octets: bool, others: bool, folder: str) -> None:
+    """Run attention beside a guard, in a fork, with loops for this processor, or one with some features."""
+    if features is not None:  # as numba asks which one it is when it is imported
         for name in [
             name for name in sys.modules if name.partition(".")[0] in ("grace_opt", "numba", "llvmlite", "tests")
         ]:
             del sys.modules[name]
-        os.environ |= {"NUMBA_CPU_NAME": processor, "NUMBA_CACHE_DIR": folder}
+        os.environ |= {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": folder}
         from grace_opt.kernels._shared import memory
 
         memory.empty = memory._making(255)  # NaN, which shows where anything is read before it is written
-    from grace_opt.kernels._shared.lanes import WIDEST
+    from grace_opt.kernels._shared.lanes import OCTETS
     from tests import test_coded, test_few_coded
 
-    assert lanes >= WIDEST
+    assert features is None or octets == OCTETS
     for count in (1, 8, 9, 40, 64, 100, 530):
         assert test_coded.beside_a_guard(count) <= 1, count
-        test_few_coded.beside_a_guard(test_coded.at_the_end, count)
     assert test_coded.one_case(900).error() <= 1
     assert test_coded.one_case(900, trellis=True).error() <= 1
-    if processor is not None:  # other loops that make arrays as these do
+    if others:  # other loops that read codes, or make arrays as these do
         from grace_opt.kernels import heads, received
 
+        for count in (1, 40, 100, 530):
+            test_few_coded.beside_a_guard(test_coded.at_the_end, count)
         assert heads.OPERATION.cpu.trial()
         assert received.OPERATION.cpu.trial()
 
@@ -391,19 +394,32 @@ def beside_a_guard(count: int) -> float:
             made = tuple(codes_of(counts, 1, 5, levels, 1.0, trellis).map(guard) for _ in range(2))
             sequence = Sequence([made], None, (torch.randn(1, 0, 5), torch.randn(1, 0, 5)), (None, None))
             tails = tuple(torch.randn(2, 1, 1, 2, 5))
-            found.append(Case(torch.randn(1, 1, 1, 5), [sequence], tails, trellis=trellis).error())
+            found.append(Case(torch.randn(1, 3, 1, 5), [sequence], tails, trellis=trellis).error())
     return max(found)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="guards pages by mprotect")
-@pytest.mark.parametrize(("processor", "lanes"), [(None, 16), pytest.param("generic", 8, marks=pytest.mark.slow)])
-def test_nothing_around_the_codes_is_read(processor, lanes):
-    """And all is right, also with loops as they are compiled for processors without AVX-512.
+@pytest.mark.parametrize(
+    ("features", "octets", "others"),
+    [
+        pytest.param(None, True, True, id="here"),
+        pytest.param("", False, False, id="x86-64", marks=pytest.mark.slow),
+        pytest.param(wheel.KINDS["x86-64-v3"], True, True, id="x86-64-v3", marks=pytest.mark.slow),
+        pytest.param(wheel.KINDS["x86-64-v4"], True, False, id="x86-64-v4", marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_around_the_codes_is_read(features, octets, others, request):
+    """And all is right, also with loops as they are compiled for processors that have less than this one.
 
     Those are kept for the next time, as this processor's are, and apart from them: processes that write an index at the
     same time may exchange files, which would not be noticed.
     """
-    children.run(guarded, processor, lanes, str(Path(__file__).parent / "__pycache__" / f"loops-{processor}"))
+    if features is not None:
+        features = ",".join(f"+{feature}" for feature in features.split())
+        if not set(features.split(",")) <= {"", *FEATURES}:
+            pytest.skip("this processor lacks some of these features")
+    folder = Path(__file__).parent / "__pycache__" / f"loops-{request.node.callspec.id}"
+    children.run(guarded, features, octets, others, str(folder))
 
 
 class TestRefused:
