@@ -18,8 +18,12 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -59,11 +63,13 @@ from bench.report import (
     table,
     write_results,
 )
+from bench.wheel import KINDS
 from grace_opt.hf import CapturedAttention, PrunedKeyCache, Quantization, attention_implementation, capture
 from grace_opt.hf.bits.basis import Basis
 from grace_opt.hf.bits.in_place import attention_in_place
 from grace_opt.hf.filling import dense_cache, filled
 from grace_opt.hf.models import disable_progress_bars, load_model
+from grace_opt.kernels._shared.lanes import FEATURES
 from grace_opt.kernels._shared.switches import LLVM, is_off
 
 ROOT = Path(__file__).parent.parent
@@ -83,6 +89,9 @@ COLOURS = {DENSE: BLACK, OURS: BLUE, ONE_BY_ONE: PINK, COPIES: GREEN, BEFORE: GR
 STEPS = 2
 #: Bytes that no processor's cache holds.
 COLD = 2**26
+#: Kinds of processors that loops are compiled for, with what torch and MKL call the widest vectors they may use then.
+POORER = {"x86-64-v3": ("avx2", "AVX2"), "x86-64-v4": ("avx512", "AVX512")}
+_ONE_LAYER = "import json, sys; from bench.decode_bits import one_layer; json.dump(one_layer(*{}), sys.stdout)"
 
 
 def caches(model: PreTrainedModel, file: Path) -> dict[str, Callable[[], Any]]:
@@ -209,6 +218,27 @@ def one_layer(tokens: int, rounds: int) -> dict[str, Any]:
     return {"tokens": tokens, "ms": times, "dense_bytes": plain, "bytes": held["key codes"] + held["value codes"]}
 
 
+def with_less(tokens: int, rounds: int) -> dict[str, Any]:
+    """Return what `one_layer` measures where loops and torch may use less of this processor than it has, by kind."""
+    found = {}
+    for kind, (widest, name) in POORER.items():
+        features = frozenset(f"+{feature}" for feature in KINDS[kind].split())
+        if not features < FEATURES:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            env = os.environ | {
+                "NUMBA_CPU_NAME": "x86-64",
+                "NUMBA_CPU_FEATURES": ",".join(sorted(features)),
+                "NUMBA_CACHE_DIR": folder,
+                "ATEN_CPU_CAPABILITY": widest,
+                "MKL_ENABLE_INSTRUCTIONS": name,
+            }
+            command = [sys.executable, "-c", _ONE_LAYER.format((tokens, rounds))]
+            done = subprocess.run(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+        found[kind] = json.loads(done.stdout[done.stdout.index("{") :])
+    return found
+
+
 def check(layer: tuple[Any, Tensor, Tensor, Tensor]) -> None:
     """Stop unless reading in place gives what dense copies give."""
     old, query, tail, values = layer
@@ -282,19 +312,7 @@ def page(value: dict[str, Any]) -> Page:
                     floor,
                 ]
             )
-    alone = []
-    for cell in layers:
-        best, times = best_dense(cell["ms"]), cell["ms"]
-        alone.append(
-            [
-                f"{cell['tokens']:,}",
-                f"{statistics.median(times[best]):.2f} ({best})",
-                f"{statistics.median(times[OURS]):.2f}",
-                f"{ratio(times, best, OURS):.2f}",
-                f"{ratio(times, best, ONE_BY_ONE):.2f}",
-                f"{cell['dense_bytes'] / cell['bytes']:.1f}",
-            ]
-        )
+    alone = [_layer_row(f"{cell['tokens']:,}", cell) for cell in layers]
     last, most, others = steps[-1], layers[-1], value.get("elsewhere", [])
     machines = [
         [
@@ -305,6 +323,8 @@ def page(value: dict[str, Any]) -> Page:
         for one in (summary(value), *others)
     ]
     head = [f"{cell['tokens']:,}: {what}" for cell in steps for what in ("/ dense", "no tokens / dense", f"/ {PEER}")]
+    of_layer = ["best dense, ms", f"{OURS}, ms", "times faster", "with `trellis=False`", "times fewer bytes"]
+    poorer = [_layer_row(kind, cell) for kind, cell in value["with_less"].items()]
     return Page(
         title="Steps on 2.25 bits",
         picture="Bars: time of a whole decoding step as a share of the dense cache's, by cache, after two passages",
@@ -332,13 +352,7 @@ def page(value: dict[str, Any]) -> Page:
                 rows,
             ),
             "",
-            *table(
-                [
-                    *("one layer, tokens", "best dense, ms", f"{OURS}, ms", "times faster", "with `trellis=False`"),
-                    "times fewer bytes",
-                ],
-                alone,
-            ),
+            *table(["one layer, tokens", *of_layer], alone),
             "",
             *table(
                 ["cache", f"most bytes while {READ:,} tokens are read, MB"],
@@ -355,6 +369,16 @@ def page(value: dict[str, Any]) -> Page:
                 ],
             ),
             (
+                "Processors with less",
+                [
+                    f"One layer at {most['tokens']:,} tokens, in processes that were told to use no more of this "
+                    "processor than all of a kind have: AVX2 (x86-64-v3), or AVX-512 without GFNI (x86-64-v4). "
+                    "Processors of these kinds have other caches and clocks.",
+                    "",
+                    *table(["kind", *of_layer], poorer),
+                ],
+            ),
+            (
                 "This machine and others",
                 [
                     f"Steps with `bits={BITS:g}`, and with no tokens to read, as shares of others' time; the last "
@@ -366,6 +390,18 @@ def page(value: dict[str, Any]) -> Page:
             ),
         ],
     )
+
+
+def _layer_row(name: str, cell: Mapping[str, Any]) -> list[str]:
+    best, times = best_dense(cell["ms"]), cell["ms"]
+    return [
+        name,
+        f"{statistics.median(times[best]):.2f} ({best})",
+        f"{statistics.median(times[OURS]):.2f}",
+        f"{ratio(times, best, OURS):.2f}",
+        f"{ratio(times, best, ONE_BY_ONE):.2f}",
+        f"{cell['dense_bytes'] / cell['bytes']:.1f}",
+    ]
 
 
 def _draw(figure: Figure, steps: Sequence[Mapping[str, Any]]) -> None:
@@ -425,6 +461,7 @@ def main(given: Sequence[str] | None = None) -> None:
         "threads": torch.get_num_threads(),
         "copy_bandwidth": 2 * 4 * PROBES["cpu"][2] / statistics.median(copy),
         "layers": layers,
+        "with_less": with_less(LAYER[-1], args.rounds),
         "steps": steps,
         "dense_bytes": {str(tokens): width * tokens for tokens in PASSAGES},
         "peak": reading(model, ids, file),

@@ -52,6 +52,18 @@ def test_one_layer(monkeypatch):
     assert decode_bits.best_dense(found["ms"]) not in CODED
 
 
+def test_with_less_only_what_this_processor_has_is_told(monkeypatch):
+    monkeypatch.setattr(decode_bits, "KINDS", {"x86-64-v3": "sse2", "x86-64-v4": "of-tomorrow"})
+    monkeypatch.setattr(decode_bits, "FEATURES", frozenset({"+sse2", "+avx2"}))
+    said = "import json, os, sys; print('...'); json.dump({{'tokens': {}, **os.environ}}, sys.stdout)"
+    monkeypatch.setattr(decode_bits, "_ONE_LAYER", said)
+    found = decode_bits.with_less(400, 1)
+    assert found.keys() == {"x86-64-v3"}
+    assert found["x86-64-v3"]["tokens"] == [400, 1]
+    assert found["x86-64-v3"]["NUMBA_CPU_FEATURES"] == "+sse2"
+    assert found["x86-64-v3"]["ATEN_CPU_CAPABILITY"] == "avx2"
+
+
 def test_dense_copies_are_read_where_it_is_said():
     old, query, keys, values = decode_bits.coded_layer(300)
     given = torch.nn.Identity(), query, keys, values, None, old, 1.0
@@ -72,6 +84,7 @@ def test_wrong_numbers_are_not_timed():
 
 def test_the_page_says_what_other_machines_took(tmp_path):
     value = read_results(RESULTS / "decode_bits")
+    value["with_less"] = {"x86-64-v3": value["layers"][-1]}
     out = tmp_path / "decode_bits"
     assert decode_bits.elsewhere(out, "this one") == []
     here = value["provenance"]["cpu"]

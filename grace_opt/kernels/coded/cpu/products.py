@@ -4,6 +4,8 @@ Each loop takes channels of one width and `BLOCK` tokens at a time: their codes 
 rows, and the sums stay in registers. How many rows there are, three or four, is in the type of the sums: a loop is
 compiled for the number it is called with. Its body is one instruction to numba, whose own work on many small ones would
 take longer than LLVM's.
+
+When: as for :mod:`grace_opt.kernels.coded.cpu.levels`.
 """
 
 from __future__ import annotations
