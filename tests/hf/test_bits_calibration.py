@@ -529,6 +529,22 @@ def test_what_is_missing_is_named(made, tmp_path):
         basis_for(model_of("Qwen3"), str(tmp_path / "b.safetensors"))
 
 
+def test_a_file_is_read_again_once_it_has_changed(made, tmp_path):
+    model, basis = made
+    path = tmp_path / "b.safetensors"
+    basis.save(path)
+    first = basis_for(model, path)
+    assert basis_for(model, str(path)) is first
+    replace(basis, tokens=basis.tokens + 1).save(path)
+    assert basis_for(model, path).tokens == first.tokens + 1
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CalibrationError, match=r"b\.safetensors"):
+        basis_for(model, path)
+    path.unlink()
+    with pytest.raises(CalibrationError, match=r"b\.safetensors"):
+        basis_for(model, path)
+
+
 @pytest.mark.slow
 def test_the_command_line_writes_a_file(tmp_path):
     (tmp_path / "t.txt").write_text("the quiet river runs past a late singer " * 20, encoding="utf-8")

@@ -6,6 +6,7 @@ comes from the weights. Nothing is ever fetched from a network.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -88,7 +89,7 @@ def basis_for(
             "a CalibratedBasis"
         )
     if wanted != CALIBRATED:
-        basis = CalibratedBasis.load(wanted)
+        basis = _of_file(wanted)
         basis.check_model(model)
         return basis
     if not isinstance(model, PreTrainedModel):
@@ -99,6 +100,20 @@ def basis_for(
         lock = _LOCKS.setdefault(model, threading.Lock())
     with lock:  # of threads that come at the same time, one calibrates
         return _remembered(model, tokenizer, advance)
+
+
+def _of_file(path: str | os.PathLike[str]) -> CalibratedBasis:
+    """Return what a file has; the last one is not read again for each cache, unless it was written since."""
+    try:
+        here = os.stat(path)
+    except OSError:
+        return CalibratedBasis.load(path)  # says what is wrong
+    return _read(os.path.abspath(path), (here.st_ino, here.st_size, here.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=1)
+def _read(path: str, version: tuple[int, ...]) -> CalibratedBasis:
+    return CalibratedBasis.load(path)
 
 
 def _remembered(model: PreTrainedModel, tokenizer: Any, advance: Callable[[int], None]) -> CalibratedBasis:
