@@ -358,9 +358,10 @@ def test_annealing_of_few_vertices_finds_the_optimum():
             assert float(solve(problem_of(W, k), method="annealing", seed=seed).objective) == best
 
 
-@pytest.mark.parametrize(("n", "k"), [(12, 5), (20, 3), (20, 17)])
-def test_tabu_of_few_vertices_does_not_go_in_circles(n, k):
-    for seed in range(20):
+@pytest.mark.parametrize(("n", "k", "seeds"), [(12, 5, (0, 15)), (20, 3, (11, 12, 13, 14, 18)), (20, 17, (0, 1))])
+def test_tabu_of_few_vertices_does_not_go_in_circles(n, k, seeds):
+    """Of twenty seeds, the first two cases have those where it did."""
+    for seed in seeds:
         W = np.random.default_rng(seed).normal(size=(n, n))
         W += W.T
         found = solve(problem_of(W, k), method="tabu", iterations=20_000).objective
