@@ -42,7 +42,7 @@ def ask_for_line(typing_context, address):
 
 
 def _octet_at(builder, address):
-    return builder.load(builder.inttoptr(address, _WHOLES.as_pointer()), align=4)
+    return builder.load(builder.inttoptr(address, _WHOLES.as_pointer()), align=VECTORS)
 
 
 def _codes(builder, octet, first=0):
@@ -98,7 +98,7 @@ def _spaced(builder, table, code):
     """Evenly spaced numbers."""
     least, most, last = number_at(builder, table), number_at(builder, table, 2**EVEN - 1), 2**EVEN - 1
     step = builder.fmul(builder.fsub(most, least), ir.Constant(_VECTOR, [1 / last] * WIDEST))
-    places = builder.uitofp(builder.and_(code, ir.Constant(_WHOLES, [last] * WIDEST)), _VECTOR)
+    places = builder.sitofp(builder.and_(code, ir.Constant(_WHOLES, [last] * WIDEST)), _VECTOR)
     return multiply_add_vectors(builder, places, step, least)
 
 
