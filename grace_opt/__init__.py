@@ -5,6 +5,7 @@ into channel masks, and ``grace_opt.hf`` applies them to Hugging Face models. Th
 ``docs/map.md``. Source: GRACE (arXiv 2604.16983).
 """
 
+from ._util import loading as _loading  # noqa: F401 - before anything that takes long to import
 from .allocation import Allocation, Frontier, allocate
 from .api import compare, methods, solve
 from .attention.masks import ChannelMask

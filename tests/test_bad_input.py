@@ -169,7 +169,7 @@ ARGUMENTS = {
     "protected mixed": ({"protected": [True, 2]}, rf"mixes bools and numbers: {VERTICES}\.$"),
     "protected masked": ({"protected": np.ma.masked_equal([0, 1], 1)}, rf"would be lost: {VERTICES}\.$"),
     "protected beyond int64": ({"protected": np.array([2**63], dtype=np.uint64)}, rf"{2**63}: {VERTICES}\.$"),
-    "protected in a huge int": ({"protected": [2**70]}, rf"dtype object: {VERTICES}\.$"),
+    "protected in a huge int": ({"protected": [2**70]}, rf"the integer {2**70}: {VERTICES}\.$"),
     "k of objects": ({"k": np.array(2, dtype=object)}, r"k has dtype object: give an int, .*e\.g\. k=2\.$"),
     "k of bools and numbers": ({"k": [True, 2]}, r"k mixes bools and numbers: give an int, .*e\.g\. k=2\.$"),
     "k of a whole float": ({"k": 3.0}, r"k = 3\.0 \(float\): give an int, .*e\.g\. k=3\.$"),

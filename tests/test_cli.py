@@ -424,7 +424,11 @@ def test_layers_writes_what_each_loses_and_shows_who_keeps_how_much(run, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("pyramidkv", "divides its budget itself"), ("snapkw", "Did you mean 'snapkv'?")]
+    ("name", "words"),
+    [
+        ("pyramidkv", "write graph, snapkv, h2o or streaming_llm; this one divides"),
+        ("snapkw", "Did you mean 'snapkv'?"),
+    ],
 )
 def test_layers_are_measured_for_evictions_with_one_budget(run, tmp_path, name, words):
     refused = run("layers", "no such model", "--evict", name, "-o", tmp_path / "l.safetensors")

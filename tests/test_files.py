@@ -402,3 +402,18 @@ def test_one_writer() -> None:
 )
 def test_another_writer_would_be_seen(text: str) -> None:
     assert writes(ast.parse(text, mode="eval").body)  # type: ignore[arg-type]
+
+
+def test_what_was_read_from_a_mask_s_file_does_not_change_with_it(tmp_path: Path) -> None:
+    """Tensors were the file itself: written over, they changed, and cut short it ended the process."""
+    path = tmp_path / "m.safetensors"
+    made = ChannelMask((torch.arange(20_000) % 3 == 0).view(100, 2, 100))
+    made.save(path)
+    mask = ChannelMask.load(path)
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"\1" * (size - 1000))
+    assert torch.equal(mask.pruned, made.pruned)
+    path.write_bytes(b"")
+    assert torch.equal(mask.pruned, made.pruned)

@@ -114,7 +114,7 @@ REFUSED = {
     "sparse complex": (lambda: sp.csr_array(W * 1j), 1, None, "complex"),
     "sparse nan": (lambda: sp.csr_array(np.diag([1.0, np.nan, 2])), 1, None, r"W\[1, 1\] is nan"),
     "torch uint64": (lambda: torch.from_numpy(np.full((2, 2), 2**64 - 1, np.uint64)), 1, None, str(2**64 - 1)),
-    "python integers": (lambda: [[2**70, 0], [0, 1]], 1, None, "object"),
+    "python integers": (lambda: [[2**70, 0], [0, 1]], 1, None, f"W holds the integer {2**70}, beyond"),
     "large among fractions": (lambda: [[2**53 + 1, 0.5], [0.5, 1.0]], 1, None, f"{2**53 + 1}.*float64"),
     "large among negatives": (lambda: [[2**63, -1], [-1, 0]], 1, None, str(2**63)),
     "bools among numbers": (lambda: [[True, 2.0], [2.0, 1.0]], 1, None, "mixes bools"),

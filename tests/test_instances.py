@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import sparse
 
 from grace_opt import ChannelMask, OptionError, Problem, ProblemError, instances, solve
 from grace_opt.testing import instance
@@ -350,6 +351,47 @@ def test_names_round_trip_and_pandas_reads_them(tmp_path, suffix, names):
         instances.write(tmp_path / "w.npy", frame.to_numpy(), labels=["x", "y"])
 
 
+def test_names_that_look_like_comments_are_quoted(tmp_path):
+    instances.write(tmp_path / "w.csv", np.eye(3), labels=["#x", '#"', "c"])
+    assert instances.read(tmp_path / "w.csv").labels == ("#x", '#"', "c")
+    assert pd.read_csv(tmp_path / "w.csv", index_col=0, comment="%").to_numpy().tolist() == np.eye(3).tolist()
+
+
+@pytest.mark.parametrize("name", ["", " a", "a ", "a\nb", "a\r"])
+def test_names_that_could_not_be_read_again_are_not_written(tmp_path, name):
+    with pytest.raises(ProblemError, match=r"vertex 1 is called .* which could not be read again"):
+        instances.write(tmp_path / "w.csv", np.eye(2), labels=["a", name])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["w.npz", "w.safetensors", "of scipy.npz"])
+@pytest.mark.parametrize("k", [-1, 4])
+def test_a_k_that_w_has_not_is_neither_read_nor_written(tmp_path, name, k):
+    W, path = np.eye(3), tmp_path / name
+    W = sparse.csr_array(W) if "scipy" in name else W
+    with pytest.raises(ProblemError, match=rf"k is {k}: it must be from 0 to 3"):
+        instances.write(path, W, k)
+    assert not path.exists()
+    instances.write(path, W, 3)
+    assert instances.read(path).k == 3
+    if path.suffix == ".npz":
+        np.savez(path, **{**np.load(path), "k": k})
+        with pytest.raises(ProblemError, match=rf"k is {k}: it must be from 0 to 3"):
+            instances.read(path)
+
+
+def test_what_was_read_does_not_change_with_the_file(tmp_path):
+    path = tmp_path / "w.safetensors"
+    instances.write(path, np.eye(300))
+    made = instances.read(path)
+    with path.open("r+b") as file:
+        file.seek(5000)
+        file.write(b"1" * 50_000)
+    assert (np.eye(300) == made.W).all()
+    path.write_bytes(b"")
+    assert (np.eye(300) == made.W).all()  # the whole process ended here, if it was the file itself
+
+
 def test_equal_instances_are_equal_gzipped_files(tmp_path):
     for name in ("a.mtx.gz", "b.mtx.gz"):
         instances.write(tmp_path / name, [[1, 2], [2, 3]])
@@ -364,6 +406,12 @@ def test_equal_instances_are_equal_gzipped_files(tmp_path):
 TABLES = {
     "corner.csv": ("0..5,2,3\n2,7,1\n3,1,9\n", "'0..5' in the first row is no number.*leave its corner, '0..5', blank"),
     "typos.csv": ("5,2..0,3\n2..0,7,1\n3,1,9\n", "'2..0' in the first row is no number.*leave its corner, '5', blank"),
+    "minus.csv": (
+        "\u22125,2,3\n2,7,1\n3,1,9\n",
+        "'\u22125' in the first row is no number.*leave its corner",
+    ),
+    "true.csv": ("True,2\n2,1\n", "'True' in the first row is no number"),
+    "two lines.csv": (',"a\nb",c\na,1,2\nc,2,1\n', "the cell 'ab' goes over several lines, to line 2"),
     "rows.csv": ("a,b\n1,2\n2,3\n3,4\n", "3 rows after the first one, which was taken for names because of 'a'"),
     "other names.csv": (",a,b\nb,1,2\na,2,3\n", "row 1 is called 'b' and column 1 'a'"),
     "twice.csv": ("a,a\n1,2\n2,3\n", "column 1 and column 2 are both called 'a'"),

@@ -298,6 +298,8 @@ def test_after_its_time_a_sweep_begins_no_cell_and_the_next_one_goes_on(threads:
             assert 0 < some.made < 40
             assert not some.complete
         assert run_sweep(cells, slow, tmp_path, progress=False, **given).complete
+    with pytest.raises(OptionError, match="path=None: give the name"):
+        run_sweep(worker.cells(), worker.work, None, progress=False)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="time_limit=-1"):
         run_sweep(cells, slow, tmp_path, time_limit=-1)
 

@@ -132,6 +132,10 @@ def to_array(value: Any, name: str, wanted: str = "") -> np.ndarray[Any, Any]:
     except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: tensors in a list that numpy cannot read
         what = "a ragged sequence" if "inhomogeneous" in str(error) else "nothing that numpy makes an array of"
         raise ProblemError(f"{name} is {what}: give {wanted or 'a rectangular array'} ({error}).") from None
+    if array.dtype == object:  # integers beyond 64 bits, perhaps
+        beyond = (int(p) for p in parts if isinstance(p, int) and abs(int(p)) > MAX_EXACT_INTEGER)
+        if (most := next(beyond, None)) is not None:
+            raise too_large_error(name, most, wanted)
     if array.ndim == 0 and array.dtype == object and array is not value:  # an iterator or a set
         raise ProblemError(f"{name} is a {type(value).__name__}: give {wanted or 'an array of numbers'}.")
     if array.dtype.kind == "f" and len(parts) > 1:  # numpy rounds large integers in a list with fractions

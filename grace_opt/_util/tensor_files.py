@@ -80,7 +80,8 @@ class TensorFormat:
                         f"{path} has format version {metadata.get('version')!r}; this grace_opt reads "
                         f"{' and '.join(map(repr, readable))}: update grace_opt, or save it again."
                     )
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                # Copied: they would be the file itself, which somebody may write to later.
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             if metadata.pop("digest", None) != digest(tensors, metadata):
                 raise self.error(
                     f"{path} was changed after it was saved, or damaged: its digest differs, so it cannot be trusted. "

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from .._util.files import NO_SPACE_ERRORS
+from .._util.loading import end_loading
 from .._util.terminal import escape_path, use_ascii_fallback
 from . import calibration_commands, instance_commands, model_commands
 from .common import EXIT_CODES, AsJson, Exit, console, errors, errors_as_exit_codes, print_json
@@ -46,6 +47,7 @@ def main(
 
 def run() -> None:
     """Run ``grace-opt``, whatever the terminal's encoding and wherever the output goes."""
+    end_loading()
     if sys.stderr is None:  # closed, as by 2>&-
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (until the end)
     if sys.stdout is None:  # before there is an answer that nobody could read

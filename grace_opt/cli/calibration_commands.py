@@ -96,7 +96,13 @@ def layers(
         except ImportError as error:
             raise OptionError(f"calibration needs transformers: {pip_install('hf')} ({error})") from None
         chosen = eviction_named(evict)
-        check_divisible(chosen, "grace-opt layers")  # before the model is loaded
+        try:
+            check_divisible(chosen, "grace-opt layers")  # before the model is loaded
+        except OptionError:
+            words = "graph, snapkv, h2o or streaming_llm"
+            raise OptionError(
+                f"--evict {evict}: write {words}; this one divides its budget among the layers itself"
+            ) from None
         texts = [read_text(path) for path in text] if text else None
         loaded, tokenizer = load(model)
         with progress_bar(None, 100) as show:

@@ -176,7 +176,9 @@ def generate(
     kind: Annotated[str, typer.Argument(help=f"One of {', '.join(generators.GENERATORS)}.")],
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="Number of vertices.")],
     out: Annotated[Path, typer.Option(help="File to write; its suffix decides the format.")],
-    k: Annotated[int | None, typer.Option("-k", "--k", help="Number to choose; default: depends on KIND.")] = None,
+    k: Annotated[
+        int | None, typer.Option("-k", "--k", help="Number to choose; KIND has a default, or says that it needs one.")
+    ] = None,
     seed: Seed = 0,
     option: Annotated[
         list[str] | None,

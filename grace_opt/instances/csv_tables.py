@@ -47,6 +47,11 @@ def read_table(path: Path, suffix: str = ".csv") -> tuple[Array, tuple[str, ...]
     for row in reader:
         rows.append([cell.strip() for cell in row])
         places.append(numbered[reader.line_num - 1][0])
+        if reader.line_num != len(rows):
+            raise ProblemError(
+                f"{path} cannot be read as {suffix}: the cell {max(row, key=len)[:40]!r} goes over several lines, to "
+                f"line {places[-1]}. Is a quotation mark missing? Write names without line breaks."
+            )
     words = [cell for cell in rows[0] if not is_number_text(_point(cell, mark))] if rows else []
     head = None
     if any(words) or (len(words) == 1 and not rows[0][0]):  # else a row of numbers, some of them missing
@@ -81,10 +86,23 @@ def table_text(W: Array, names: Sequence[Any] | None = None, mark: str = ",") ->
     numbers = [format_numbers(row) for row in W]
     if names is None:
         return "".join(f"{mark.join(row)}\n" for row in numbers)
+    for at, name in enumerate(map(str, names)):
+        if not name or name != " ".join(name.splitlines()).strip():
+            raise ProblemError(
+                f"vertex {at} is called {name!r}, which could not be read again: give names that are not empty, have "
+                "no line breaks, and neither begin nor end with blanks."
+            )
+    rows = [["", *names], *([name, *row] for name, row in zip(names, numbers, strict=True))]
+    return "".join(_line(row, mark) for row in rows)
+
+
+def _line(cells: Sequence[Any], mark: str) -> str:
+    """Return a row as text, quoted where it would be read as a comment."""
     text = io.StringIO()
-    writer = csv.writer(text, delimiter=mark, lineterminator="\n")
-    writer.writerow(["", *names])
-    writer.writerows([name, *row] for name, row in zip(names, numbers, strict=True))
+    comment = str(cells[0]).startswith("#")
+    csv.writer(
+        text, delimiter=mark, lineterminator="\n", quoting=csv.QUOTE_ALL if comment else csv.QUOTE_MINIMAL
+    ).writerow(cells)
     return text.getvalue()
 
 
@@ -106,7 +124,9 @@ def _names(what: str, head: list[str], rows: list[list[str]]) -> tuple[str, ...]
     if not named and {len(row) for row in rows} != {n}:
         raise ProblemError(f"{what}some rows have a name in front, others have none.")
     names = head[1:] if named and len(head) == n + 1 else head  # R leaves out the corner
-    if len(names) < len(head) and re.match(r"[-+.]?\d", head[0]):
+    # Names that are numbers might as well be weights, which begin with a cell that is misspelt.
+    numbers = all(is_number_text(name) for name in names) and head[0]
+    if len(names) < len(head) and (numbers or re.match(r"[-+.]?\d", head[0])):
         wrong = next((cell for cell in head if not is_number_text(cell)), head[0])
         raise ProblemError(
             f"{what}{wrong[:40]!r} in the first row is no number. If it is a row of names, leave its corner, "

@@ -206,7 +206,7 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None, *, labels: Any = 
     W = _numbers(path, "W", as_tensor(W, "W").cpu()) if isinstance(W, torch.Tensor) else to_array(W, "W")
     if k is not None:
         k = to_array(k, "k", "an integer, or an array of integers with one k per instance")
-        _whole(path, k)
+        _whole(path, k, W)
     suffix = suffix_of(path)
     if suffix not in SUFFIXES:
         what = repr(suffix) if suffix else "a file without an ending, which says the kind"
@@ -254,7 +254,7 @@ def _sparse_content(path: Path, W: Any, k: Any, labels: Any) -> str | bytes:
         return matrix_market.sparse_text(W)
     arrays = {"format": np.array(b"csr"), "shape": W.shape, "data": W.data, "indices": W.indices, "indptr": W.indptr}
     if k is not None:
-        _whole(path, given := to_array(k, "k", "an integer"))
+        _whole(path, given := to_array(k, "k", "an integer"), W)
         arrays["k"] = given
     buffer = BytesIO()
     np.savez_compressed(buffer, _is_array=np.array(True), **arrays)
@@ -313,8 +313,8 @@ def _npz(path: Path) -> Instance:
             )
         arrays = {name: file[name] for name in file.files}
     if "format" in arrays and "shape" in arrays:
-        k = _whole(path, arrays.get("k"))
-        return Instance(_of_scipy(path, arrays), k, "npz")
+        W = _of_scipy(path, arrays)
+        return Instance(W, _whole(path, arrays.get("k"), W), "npz")
     return _from_mapping(path, arrays, "npz")
 
 
@@ -358,7 +358,9 @@ def _of_diagonals(path: Path, data: Array, offsets: Array, shape: tuple[int, ...
 def _safetensors(path: Path) -> Instance:
     from safetensors.torch import load_file  # numpy has no bfloat16
 
-    return _from_mapping(path, load_file(path), "safetensors")
+    # Copied: they would be the file itself, which somebody may write to later.
+    arrays = {name: array.clone() for name, array in load_file(path).items()}
+    return _from_mapping(path, arrays, "safetensors")
 
 
 def _from_mapping(path: Path, arrays: Mapping[str, Any], source: str) -> Instance:
@@ -367,7 +369,8 @@ def _from_mapping(path: Path, arrays: Mapping[str, Any], source: str) -> Instanc
     if name is None:
         raise ProblemError(f"{path} holds {sorted(arrays)}: name the matrix 'W', or store just one square matrix.")
     k = _numbers(path, "k", arrays["k"]) if "k" in arrays else None
-    return Instance(_numbers(path, name, arrays[name]), _whole(path, k), source)
+    W = _numbers(path, name, arrays[name])
+    return Instance(W, _whole(path, k, W), source)
 
 
 def _numbers(path: Path, name: str, value: Any) -> Array:
@@ -380,14 +383,19 @@ def _numbers(path: Path, name: str, value: Any) -> Array:
         raise ProblemError(f"{path}: {wrong_dtype_error(name, value.dtype)}") from None
 
 
-def _whole(path: Path, k: Array | None) -> Any:
-    """Return a file's k: an int, or one per instance; raise if it would have to be truncated."""
-    if k is not None and k.dtype.kind not in "iu":
+def _whole(path: Path, k: Array | None, W: Any) -> Any:
+    """Return a file's k: an int, or one per instance; raise if it is not whole, or W has no such number of vertices."""
+    if k is None:
+        return None
+    if k.dtype.kind not in "iu":
         raise ProblemError(
             f"{path}: k has dtype {k.dtype} and is {np.array2string(k, threshold=4)}: it must be an integer, or "
             "integers, one per instance."
         )
-    return k if k is None or k.ndim else int(k)
+    n = W.shape[-1] if W.ndim else 0
+    if wrong := [int(each) for each in k.flat if not 0 <= each <= n]:
+        raise ProblemError(f"{path}: k is {wrong[0]}: it must be from 0 to {n}, the number of vertices of W.")
+    return k if k.ndim else int(k)
 
 
 def _csv(path: Path) -> Instance:

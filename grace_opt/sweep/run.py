@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .._util.files import make_folder, os_error_advice
+from .._util.files import make_folder, os_error_advice, path_text
 from .._util.parameters import integer, number
 from ..errors import OptionError
 from .cells import Cell, Record, SweepError, read_cell, write_cell
@@ -131,7 +131,7 @@ def run_sweep(
     name, unique, workers, retries = _checked(cells, function, workers, executor, processes, retries)
     seconds = number("time_limit", time_limit, at_least=0, optional=True)
     ends = math.inf if seconds is None else time.monotonic() + seconds
-    folder = Path(directory) / name
+    folder = Path(path_text(directory)) / name
     make_folder(folder / "cells", SweepError)
     failures: list[Failure] = []
     made = 0
