@@ -104,6 +104,15 @@ def test_every_command_on_terminals_that_know_few_letters(terminal, file, tmp_pa
         assert ("λ" if encoding == "utf-8" else "\\u03bb") in terminal.err
 
 
+def test_names_stay_apart_on_terminals_that_know_few_letters(terminal, tmp_path):
+    path = tmp_path / "w.csv"
+    instances.write(path, [[0, 1, 5], [1, 0, 5], [5, 5, 0]], labels=["ÖÄ", "ÜÄ", "c"])
+    assert terminal("solve", path, "-k", 2, encoding="ascii") == 0
+    assert r"\xd6\xc4 \xdc\xc4" in terminal.out
+    assert terminal("solve", path, "-k", 2, encoding="utf-8") == 0
+    assert "ÖÄ ÜÄ" in terminal.out
+
+
 def test_json_does_not_depend_on_the_encoding(terminal, file):
     answers = []
     for encoding in ENCODINGS:

@@ -155,7 +155,7 @@ def solution_table(s: Solution, note: str | None = None) -> RenderableType:
     rows = list(zip(np.ravel(s.objective), np.ravel(s.bound), np.ravel(s.gap), strict=True))[:MAX_INSTANCES_SHOWN]
     names = range(s.mask.shape[-1]) if s.problem is None or s.problem.labels is None else s.problem.labels
     chosen = [
-        " ".join(str(names[i]) for i in row if i >= 0)
+        " ".join(escape_path(str(names[i]), sys.stdout) for i in row if i >= 0)
         for row in np.asarray(s.indices).reshape(size, -1)[:MAX_INSTANCES_SHOWN]
     ]
     bound = "upper bound" if s.maximize else "lower bound"
