@@ -269,7 +269,8 @@ def test_bad_instance_files(tmp_path: Path) -> None:
         problems.from_files(str(tmp_path / "notes.xyz"), 0.5)
     for name, arrays, message in (
         ("flat", {"W": np.zeros((3, 4))}, "shape"),
-        ("k", {"W": np.eye(4), "k": np.array(9)}, "k = 9"),
+        ("k", {"W": np.eye(4), "k": np.array(9)}, "k is 9"),
+        ("all", {"W": np.eye(4), "k": np.array(4)}, "k = 4"),
         ("ks", {"W": np.zeros((2, 4, 4)), "k": np.array([1, 2, 3])}, "one for each matrix"),
         ("names", {"A": np.eye(2), "B": np.eye(2)}, "'W'"),
     ):
