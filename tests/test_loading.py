@@ -52,6 +52,22 @@ def test_raises_again_once_all_is_imported() -> None:
     assert done.stdout.endswith("loaded\n"), done.stderr
 
 
+def test_is_left_alone_in_processes_that_the_command_line_starts() -> None:
+    """They have the same arguments."""
+    program = """
+import multiprocessing, signal
+def begins():
+    import grace_opt
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+if __name__ == "__main__":
+    child = multiprocessing.get_context("fork").Process(target=begins)
+    child.start()
+    child.join()
+    raise SystemExit(child.exitcode)
+"""
+    assert process(["grace-opt"], program).returncode == 0
+
+
 def test_with_m() -> None:
     program = [sys.executable, "-m", "grace_opt", "--version"]
     assert subprocess.run(program, capture_output=True, timeout=120, check=False).returncode == 0

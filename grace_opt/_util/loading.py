@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+from multiprocessing import parent_process
 
 
 def _begin() -> None:
@@ -29,7 +30,8 @@ def end_loading() -> None:
 
 
 def _is_ours() -> bool:
-    if threading.current_thread() is not threading.main_thread():
+    # A process that ours has started has the same arguments, but nobody ends its loading.
+    if threading.current_thread() is not threading.main_thread() or parent_process() is not None:
         return False
     name = os.path.splitext(os.path.basename(sys.argv[0]))[0] if sys.argv else ""
     # With -m, the name of the file is not known yet, or is that of a package's.

@@ -92,17 +92,15 @@ def layers(
         try:
             from ..hf.calibrate_eviction import calibrate_eviction
             from ..hf.eviction import eviction_named
-            from ..hf.layer_budgets import check_divisible
+            from ..hf.layer_budgets import is_divisible
         except ImportError as error:
             raise OptionError(f"calibration needs transformers: {pip_install('hf')} ({error})") from None
         chosen = eviction_named(evict)
-        try:
-            check_divisible(chosen, "grace-opt layers")  # before the model is loaded
-        except OptionError:
-            words = "graph, snapkv, h2o or streaming_llm"
+        if not is_divisible(chosen):  # before the model is loaded
             raise OptionError(
-                f"--evict {evict}: write {words}; this one divides its budget among the layers itself"
-            ) from None
+                f"--evict {evict}: write graph, snapkv, h2o or streaming_llm; this one divides its budget among the "
+                "layers itself"
+            )
         texts = [read_text(path) for path in text] if text else None
         loaded, tokenizer = load(model)
         with progress_bar(None, 100) as show:

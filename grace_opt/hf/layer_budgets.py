@@ -129,9 +129,14 @@ class LayerBudgets:
         return self.evict.scores(*arguments, **named)  # type: ignore[no-any-return]
 
 
+def is_divisible(evict: object) -> bool:
+    """Whether an eviction has one budget for all layers, which can be replaced."""
+    return isinstance(evict, Budget) and type(evict).tokens is Budget.tokens
+
+
 def check_divisible(evict: object, call: str) -> None:
-    """Raise OptionError unless an eviction has one budget for all layers, which can be replaced."""
-    if not isinstance(evict, Budget) or type(evict).tokens is not Budget.tokens:
+    """Raise OptionError unless an eviction is divisible."""
+    if not is_divisible(evict):
         raise OptionError(
             f"{call}(evict={evict!r}): write an object of SnapKV, H2O, StreamingLLM or GraphEviction, for instance "
             "GraphEviction(budget=0.25). PyramidKV divides its budget itself, and so may an eviction of your own"
