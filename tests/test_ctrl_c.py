@@ -5,6 +5,7 @@ Real signals, in processes of their own; `_Stop.has_choice` tells what a method 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
@@ -20,6 +21,7 @@ import pytest
 
 import grace_opt
 from grace_opt import Status, api, compare, instances, registry, solve
+from grace_opt._util.ctrl_c import kept_ctrl_c
 from grace_opt.cli.app import app
 from grace_opt.problem import Problem
 from grace_opt.run import Run, _Stop
@@ -285,22 +287,67 @@ def test_statuses_are_sentences():
     assert "Ctrl-C" in grace_opt.Status.INTERRUPTED.value
 
 
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
-def test_while_a_library_that_listens_itself_is_set_up(monkeypatch):
-    """SCS listens when it begins to iterate; until then, Ctrl-C is Python's."""
-    pytest.importorskip("cvxpy")
-    scs = pytest.importorskip("scs")
+def set_up(W):
+    """Interrupt SCS while it sets itself up, when it listens to Ctrl-C, and forgets it."""
+    import scs
+
+    began = []
 
     class SetUp(scs.SCS):
         def __init__(self, *arguments, **settings):
+            began.append(time.monotonic())
+            # It comes in the middle, in a process that has no thread but those of this test.
+            sender = subprocess.Popen(["sh", "-c", f"sleep 0.02; kill -INT {os.getpid()}"])
             super().__init__(*arguments, **settings)
-            os.kill(os.getpid(), signal.SIGINT)
+            sender.wait()
 
         def solve(self, *arguments, **settings):
-            pytest.fail("nothing would stop it")
+            raise AssertionError("nothing would stop it")
 
-    monkeypatch.setattr(scs, "SCS", SetUp)
-    W = np.cos(np.arange(400.0).reshape(20, 20))
-    solution = solve(W + W.T, 10, "sdp", solver="scs")
-    assert solution.status is Status.INTERRUPTED
-    assert solution.mask.sum() == 10
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scs, "SCS", SetUp)
+        solution = solve(W + W.T, len(W) // 2, "sdp", solver="scs", max_memory=64.0)
+    assert began, "SCS was called in another way"
+    return solution.status, int(solution.mask.sum())
+
+
+def test_while_a_library_that_listens_itself_is_set_up():
+    pytest.importorskip("cvxpy")
+    pytest.importorskip("scs")
+    W = np.cos(np.arange(80.0**2).reshape(80, 80))
+    assert children.run(set_up, W) == (Status.INTERRUPTED, 40)
+
+
+def listened(seconds):
+    """Whether Ctrl-C is heard although a library has told the system to ignore it, some seconds before."""
+    ignore, put = 1, ctypes.pythonapi.PyOS_setsig
+    put.argtypes, put.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    try:
+        with kept_ctrl_c():
+            python = put(signal.SIGINT, ignore)
+            time.sleep(seconds)
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(50):  # another thread may take a while to get it
+                time.sleep(0.01)
+            put(signal.SIGINT, python)  # as the library is done
+    except KeyboardInterrupt:
+        return signal.getsignal(signal.SIGINT) is signal.default_int_handler and not signal.pthread_sigmask(0, ())
+    return False
+
+
+def test_a_library_that_forgets_it():
+    """Where no other thread gets it, it waits from the first moment on."""
+    assert children.run(listened, 0.0)
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
+def test_a_library_that_forgets_it_where_other_threads_get_it():
+    """Python's handler is there again after a moment."""
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    try:
+        assert listened(0.5)
+    finally:
+        over.set()
+        other.join()

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._util.arrays import power_of_two_scale
+from .._util.ctrl_c import kept_ctrl_c
 from ..errors import SolverError, UnknownSolverError
 from .sdp_dual import SdpMultipliers
 
@@ -171,12 +172,13 @@ def solve_sdp(
 def _by_scs(data: Mapping[str, Any], settings: Mapping[str, Any], stopped: Callable[[], bool]) -> Any:
     """What SCS finds, called as cvxpy calls it; None if it is to stop once it has set itself up.
 
-    Only then it listens to Ctrl-C: of one that comes before, it would know nothing until its last iteration.
+    While it does so it listens to Ctrl-C, too, and forgets that it heard one.
     """
     scs: Any = importlib.import_module("scs")
     cones: Any = importlib.import_module("cvxpy.reductions.solvers.conic_solvers.scs_conif")
     given = {name: data[name] for name in ("A", "b", "c", "P") if name in data}
-    made = scs.SCS(given, cones.dims_to_solver_dict(data["dims"]), verbose=False, **settings)
+    with kept_ctrl_c():
+        made = scs.SCS(given, cones.dims_to_solver_dict(data["dims"]), verbose=False, **settings)
     return None if stopped() else made.solve()
 
 
