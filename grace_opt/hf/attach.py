@@ -13,6 +13,7 @@ an exception. If a call is still running in another thread then, they are restor
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import warnings
@@ -95,19 +96,44 @@ class Attached(ContextDecorator):
             raise OptionError(NO_TOKENS)
         if isinstance(given, PrunedKeyCache):
             given.check_model(self._model)
+            _check_whole(given, args, kwargs)
         if kwargs.get("cache_implementation") is not None:
             raise OptionError("attach() already gives generate() a cache; leave out cache_implementation")
         if given is None and self._uses_cache(args, kwargs):
             given = kwargs["past_key_values"] = self._of_thread.cache = self._latest = self.new_cache(length)
         elif isinstance(given, PrunedKeyCache) and given.is_dense and length and length > given.get_seq_length():
             given.declare_prompt(length)  # the turns before this one were too short to prune
-        if isinstance(given, PrunedKeyCache) and self._configured("cache_implementation", args, kwargs) is not None:
-            kwargs["cache_implementation"] = None  # generate() refuses both together
+        if isinstance(given, PrunedKeyCache):
+            args, kwargs = self._without_implementation(args, kwargs)
         if isinstance(given, PrunedKeyCache) and self._is_assisted(args, kwargs):
             for layer in given.layers:  # later versions of transformers raise themselves
                 if isinstance(layer, PrunedKeyLayer):
                     layer.activate_past_recording()
-        return plain(*args, **kwargs)
+        output = plain(*args, **kwargs)
+        if isinstance(given, PrunedKeyCache) and not given.get_seq_length():
+            warnings.warn(
+                "generate() has put nothing into its cache, so nothing was pruned: transformers leaves the cache out "
+                "where a model trains with gradient checkpointing (model.eval() ends that), and some models ignore it",
+                UserWarning,
+                stacklevel=4,  # the caller of generate()
+            )
+        return output
+
+    def _without_implementation(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments without ``cache_implementation``, which generate() refuses beside a cache."""
+        name = "cache_implementation"
+        if self._configured(name, args, kwargs) is None:
+            return args, kwargs
+        given = _configuration(args, kwargs)
+        if given is None or getattr(self._model.generation_config, name, None) is not None:
+            return args, {**kwargs, name: None}
+        given = copy.copy(given)  # generate() warns of what is given beside a configuration
+        given.cache_implementation = None
+        if len(args) > 1:
+            return (args[0], given, *args[2:]), kwargs
+        return args, {**kwargs, "generation_config": given}
 
     def _is_assisted(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether this generate() feeds candidate tokens that it may remove again."""
@@ -125,8 +151,8 @@ class Attached(ContextDecorator):
 
     def _configured(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Look up a setting in this generate()'s configuration, then in the model's; None if neither has it."""
-        given = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
-        found = (getattr(config, name, None) for config in (given, self._model.generation_config))
+        configs = _configuration(args, kwargs), self._model.generation_config
+        found = (getattr(config, name, None) for config in configs)
         return next((value for value in found if value is not None), None)
 
     # ------------------------------------------------------------ the block
@@ -284,6 +310,24 @@ def attach(
     if isinstance(settings.get("pruning"), str | os.PathLike):  # once, not for every prompt
         settings["pruning"] = PruningConfig.from_json(settings["pruning"], found)
     return Attached(found, {**given_of(method=method, ratio=ratio), **settings})
+
+
+def _configuration(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the configuration that a generate() is given, or None."""
+    return kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
+
+
+def _check_whole(cache: PrunedKeyCache, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise if tokens of the input would be lost: it is taken for the whole text, those of the cache included."""
+    if kwargs.get("inputs_embeds") is not None:
+        return  # all of them are new
+    length, held = _prompt_length(args, kwargs), cache.get_seq_length()
+    if length is not None and length < held:
+        raise CacheError(
+            f"the input has {length} tokens and the cache holds {held}: generate() takes its input for the whole text, "
+            "of which the cache has the first tokens, and would drop some; give the whole text, or, for another "
+            "prompt, leave out past_key_values or call reset()"
+        )
 
 
 def _prompt_length(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:

@@ -93,6 +93,10 @@ class ByHeads:
         """See `Compressed.owned`."""
         return self._changed(Compressed.owned)
 
+    def outside_inference(self) -> ByHeads:
+        """See `Compressed.outside_inference`."""
+        return self._changed(Compressed.outside_inference)
+
     def select(self, rows: Tensor) -> ByHeads:
         """Select sequences of the batch in this order, repeated if listed repeatedly."""
         return self._changed(lambda group: group.select(rows))

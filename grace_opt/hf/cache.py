@@ -13,6 +13,7 @@ Source: GRACE (arXiv 2604.16983), Algorithm 1; the layout of ThinK (arXiv 2407.2
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import sys
 import weakref
@@ -110,6 +111,8 @@ class PrunedKeyCache(Cache):
         if not isinstance(model, PreTrainedConfig):
             model = unwrap_model(model, "PrunedKeyCache")
         text = text_config(model, "PrunedKeyCache")
+        if isinstance(model, PreTrainedModel) and not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
+            raise CacheError(f"{text.model_type} has a kind of cache of its own, and takes no other")
         if not isinstance(offloading, bool):
             raise OptionError(f"offloading={shown(offloading)}: write True or False")
         if offloading and not torch.cuda.is_available():
@@ -157,6 +160,8 @@ class PrunedKeyCache(Cache):
             )
         self._last_updated: PrunedKeyLayer | None = None
         self._attending = ""  # the model's attention implementation in this step
+        self._full = frozenset((*self._left_dense, *self.prunable_layers))
+        self._held: int | None = None  # number of tokens that the first of these layers had before this step
         super().__init__(layers=layers, offloading=offloading)
         if prompt_length is not None:
             self.declare_prompt(prompt_length)
@@ -233,6 +238,8 @@ class PrunedKeyCache(Cache):
             for each in self.layers:
                 if isinstance(each, PrunedKeyLayer):
                     each.check_numbers()
+        if layer_idx in self._full and not torch.compiler.is_compiling():
+            self._check_in_step(layer_idx)
         self._last_updated = layer if isinstance(layer, PrunedKeyLayer) else None
         if self._last_updated is None and getattr(layer, "is_initialized", False) and isinstance(layer, DynamicLayer):
             pairs = ((layer.keys, layer.values), (key_states, value_states))
@@ -246,6 +253,14 @@ class PrunedKeyCache(Cache):
             layer.implementation = self._attending
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return updated
+
+    def _check_in_step(self, layer_idx: int) -> None:
+        """Raise if the layer's tokens are more or fewer than the first layer's were: a step has ended between them."""
+        count = self.layers[layer_idx].get_seq_length()
+        if layer_idx == min(self._full):
+            self._held = count
+        elif self._held is not None and count != self._held:
+            raise _interrupted({self._held, count})
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of cached tokens: all that were added and not cropped."""
@@ -336,8 +351,15 @@ class PrunedKeyCache(Cache):
 
         The file is written atomically: a crash never leaves half of it. A cache made from the model, not from its
         configuration, also records which weights the keys came from.
+
+        Raises
+        ------
+        CacheError
+            If layers hold different numbers of tokens, because the last step was interrupted.
         """
         self._pruned_layers()
+        if len(counts := {self.layers[index].get_seq_length() for index in self._full}) > 1:
+            raise _interrupted(counts)
         about = {
             "fingerprint": self.fingerprint(),
             "pruning": self.pruning.to_dict(),
@@ -471,6 +493,13 @@ class PrunedKeyCache(Cache):
         return found
 
 
+def _interrupted(counts: Iterable[int]) -> CacheError:
+    return CacheError(
+        f"layers of the cache hold different numbers of tokens ({', '.join(map(str, sorted(counts)))}): a forward pass "
+        "ended in the middle, by an error or Ctrl-C; call reset(), or make a new cache, and read the text again"
+    )
+
+
 def _no_source(queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> ChannelMask:
     raise CacheError("this cache gives bits to all channels and chooses none")
 
@@ -524,5 +553,15 @@ def _check_one_source(
             f"provider={provider!r}: write a function (queries, keys, attention_mask) -> ChannelMask, for instance "
             'MaskProvider("mies", 0.5); a name alone is method='
         )
+    if provider is not None:
+        try:
+            inspect.signature(provider).bind(None, None, None)
+        except ValueError:  # it has no signature that Python knows
+            pass
+        except TypeError as error:
+            raise OptionError(
+                f"provider={provider!r} cannot be called as provider(queries, keys, attention_mask): {error}; write a "
+                "function of three parameters"
+            ) from None
     if masks is not None and not isinstance(masks, ChannelMask):
         raise OptionError(f"masks must be a ChannelMask, not {type(masks).__name__}; write ChannelMask.load(path)")

@@ -37,7 +37,7 @@ def choose_channels(plan: LayerPlan, queries: Tensor, keys: Tensor, valid: Tenso
     if prunes_nothing(plan.source, keys):
         return mask_that_prunes_nothing(keys)
     try:
-        return plan.source(queries, keys, attention_mask=valid)
+        return plan.source(queries, keys, valid)
     except ProblemError as error:
         if not isinstance(plan.source, MaskProvider):
             raise

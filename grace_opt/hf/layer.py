@@ -119,6 +119,8 @@ class PrunedKeyLayer(DynamicLayer):
             tail = self._compress(over, tail.keys, tail.values)
         if self._fresh and self.compressed is not None:
             self.compressed, self._fresh = self.compressed.owned(), False
+        if isinstance(self.compressed, _PRUNED) and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self.compressed = self.compressed.outside_inference()
         if isinstance(self.compressed, CodedTokens):
             # Before the new tokens come: those here have been attended to, which decides their classes, and stay.
             self._move_old_tail(0)
@@ -328,8 +330,9 @@ class PrunedKeyLayer(DynamicLayer):
             raise CacheError(NO_TOKENS)
         if count == 0:
             raise CacheError(
-                f"there are no new tokens: the cache already holds the whole input of {self.get_seq_length()} "
-                f"tokens; for another prompt, make a new PrunedKeyCache or call reset()"
+                f"there are no new tokens: the input is taken for the whole text, of which the cache already holds "
+                f"{self.get_seq_length()} tokens; give all of it, these first, and for another prompt make a new "
+                "PrunedKeyCache or call reset()"
             )
         return self.get_seq_length() + count, 0
 

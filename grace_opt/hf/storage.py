@@ -147,6 +147,16 @@ class Compressed:
         """
         return self if isinstance(self.values, QuantizedTokens) else replace(self, values=_own(self.values))
 
+    def outside_inference(self) -> Compressed:
+        """Return it with copies of tensors that were made in inference mode, which autograd cannot keep."""
+
+        def unusable(part: StoredTensor) -> bool:
+            return isinstance(part, Tensor) and part.is_inference()
+
+        if not any(map(unusable, self.parts().values())):
+            return self
+        return self._changed(lambda part: part.clone() if unusable(part) else part)  # type: ignore[union-attr]
+
     def select(self, rows: Tensor) -> Compressed:
         """Select sequences of the batch in this order, repeated if listed repeatedly."""
 

@@ -454,3 +454,24 @@ def test_a_model_without_its_head_is_refused(tiny, prompt):
         model.generate(prompt, max_new_tokens=1)
     with attention_implementation(model.model, "grace_sdpa"), torch.no_grad():
         model.model(prompt, past_key_values=PrunedKeyCache(model.model, **WINDOWS))
+
+
+@pytest.mark.parametrize("count", [1, 30, 45])
+def test_an_input_shorter_than_the_cache_is_refused(count, tiny, prompt):
+    """transformers would drop its first tokens, or all of them."""
+    model = tiny()
+    with attach(model, **WINDOWS) as attached:
+        model.generate(prompt, max_new_tokens=8)
+        with pytest.raises(CacheError, match=f"has {count} tokens and the cache holds 47: .* takes its input for the"):
+            model.generate(prompt.repeat(1, 2)[:, :count], past_key_values=attached.cache)
+        assert attached.cache.get_seq_length() == 47
+
+
+def test_a_cache_that_nothing_is_put_into(tiny, prompt, monkeypatch):
+    """As where a model trains with gradient checkpointing."""
+    model = tiny()
+    plain = type(model).generate
+    monkeypatch.setattr(type(model), "generate", lambda self, x, past_key_values=None, **k: plain(self, x, **k))
+    with attach(model, **WINDOWS), pytest.warns(UserWarning, match="put nothing into its cache") as warned:
+        model.generate(prompt, max_new_tokens=2)
+    assert [each.filename for each in warned if "nothing into" in str(each.message)] == [__file__]

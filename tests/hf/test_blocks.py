@@ -387,15 +387,21 @@ class TestWhatTheUserChose:
             expected = model.generate(prompt, **OPTIONS)
         changed, options = copy.deepcopy(model.generation_config), dict(OPTIONS)
         changed.cache_implementation = name
+        given = []
         if where == "passed":
             changed.update(**options)
             options = {"generation_config": changed}
+            plain = type(model).generate
+            monkeypatch.setattr(type(model), "generate", lambda *a, **k: (given.append(k), plain(*a, **k))[1])
         else:
             monkeypatch.setattr(model, "generation_config", changed)
         with attach(model, **WINDOWS) as attached:
             assert torch.equal(model.generate(prompt, **options), expected)
             assert attached.cache.memory_report().pruned_tokens == 32
+            if where == "passed":  # in any position
+                assert torch.equal(model.generate(prompt, changed), expected)
         assert changed.cache_implementation == name
+        assert not any("cache_implementation" in kwargs for kwargs in given)  # which transformers would warn of
 
 
 def test_capturing_while_another_thread_decodes_leaves_its_tokens_alone(model, prompt):

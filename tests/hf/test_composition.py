@@ -244,6 +244,32 @@ class TestGrowth:
             out = [model(t, past_key_values=cache).logits for t in continuation[:, 1:].split(1, dim=1)]
         assert close(torch.cat(out, dim=1), expected[:, 2:])
 
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {},
+            {"fused": False},
+            {"evict": SnapKV(budget=20, window=6)},
+            {"evict": SnapKV(budget=20, window=6), "fused": False},
+            {"read": "pages"},
+            {"read": "channels"},
+            {"read": "sampling"},
+        ],
+        ids=str,
+    )
+    def test_gradients_after_an_inference_mode_prompt(self, settings, tiny, prune, prompt, continuation, step, close):
+        model = tiny()
+        expected = step(model, prune(model, **settings), prompt, continuation)
+        cache = prune(model, **settings)
+        with torch.inference_mode():
+            model(prompt, past_key_values=cache)
+            model(continuation[:, :1], past_key_values=cache)
+        out = [model(t, past_key_values=cache).logits for t in continuation[:, 1:].split(1, dim=1)]
+        assert close(torch.cat(out, dim=1).detach(), expected[:, 2:])
+        out[-1].sum().backward()
+        assert model.model.layers[0].self_attn.q_proj.weight.grad.isfinite().all()
+        model.zero_grad(set_to_none=True)
+
     def test_gradients_flow_through_later_steps(self, tiny, prune, prompt, continuation):
         """Room that is written in place would break the graph of the step before."""
         model = tiny()

@@ -71,6 +71,47 @@ class TestForgottenAttention:
         assert torch.equal(generate(model, cache, prompt), generate(model, prune(model), prompt))
 
 
+class TestInterrupted:
+    """A forward pass that ends between two layers leaves one token more in the first of them."""
+
+    SENTENCE = r"different numbers of tokens \({}\): a forward pass ended in the middle, .* call reset\(\)"
+    SETTINGS = ({}, {"bits": 3, "basis": "none"}, {"read": "pages"}, {"fused": False}, {"dense_layers": 1})
+
+    def interrupt(self, model, tokens, cache):
+        def stop(*_):
+            raise KeyboardInterrupt
+
+        hook = model.model.layers[1].self_attn.register_forward_pre_hook(stop)
+        with pytest.raises(KeyboardInterrupt), torch.no_grad():
+            model(tokens, past_key_values=cache)
+        hook.remove()
+
+    @pytest.mark.parametrize("settings", SETTINGS, ids=str)
+    @pytest.mark.parametrize("new", [1, 3])
+    def test_in_a_step(self, new, settings, tiny, prune, prompt, continuation, step, tmp_path):
+        model = tiny(num_hidden_layers=3)
+        prompt, continuation = prompt.repeat(1, 4), continuation[:, :3]
+        cache = PrunedKeyCache(model, **settings) if "bits" in settings else prune(model, **settings)
+        expected = step(model, cache, prompt, continuation)
+        length = prompt.shape[1] + continuation.shape[1]
+        self.interrupt(model, continuation[:, :new], cache)
+        with pytest.raises(CacheError, match=self.SENTENCE.format(f"{length}, {length + new}")):
+            cache.save(tmp_path / "cache.safetensors")
+        assert not list(tmp_path.iterdir())
+        with pytest.raises(CacheError, match=self.SENTENCE.format(f"{length}, {length + new}")), torch.no_grad():
+            model(continuation[:, :1], past_key_values=cache)
+        cache.reset()
+        assert torch.equal(step(model, cache, prompt, continuation), expected)
+        cache.save(tmp_path / "cache.safetensors")
+
+    def test_in_the_prompt(self, tiny, prune, prompt, continuation):
+        model = tiny()
+        cache = prune(model)
+        self.interrupt(model, prompt, cache)
+        with pytest.raises(CacheError, match=self.SENTENCE.format("0, 40")), torch.no_grad():
+            model(continuation[:, :1], past_key_values=cache)
+
+
 class TestShortPrompt:
     @pytest.mark.parametrize("length", [1, 5, 8])
     def test_stays_dense_and_says_so_once(self, length, tiny, prune, prompt, generate):
@@ -156,6 +197,12 @@ class TestArguments:
 
 
 class TestModels:
+    def test_with_a_cache_of_its_own(self, tiny):
+        model = tiny("MiniMax", num_experts_per_tok=1, num_local_experts=1)
+        for make in (PrunedKeyCache, grace_opt.hf.attach):
+            with pytest.raises(CacheError, match="minimax has a kind of cache of its own"):
+                make(model)
+
     def test_nothing_but_sliding_layers(self, tiny):
         model = tiny("Mistral", sliding_window=16)
         with pytest.raises(CacheError, match=r"mistral has no full-attention layer .* only DynamicSlidingWindowLayer"):
@@ -250,6 +297,13 @@ class TestMasks:
         cache = prune(model, provider=lambda queries, keys, attention_mask=None: wrong)
         with pytest.raises(MaskError, match="the mask source returned"), torch.no_grad():
             model(prompt, past_key_values=cache)
+
+    def test_from_a_source_whose_parameters_have_other_names(self, tiny, prune, prompt):
+        model = tiny()
+        cache = prune(model, provider=lambda q, k, m: MaskProvider("think", 0.5)(q, k, m))
+        with torch.no_grad():
+            model(prompt, past_key_values=cache)
+        assert cache.channel_mask().pruned.sum(-1).eq(8).all()
 
     def test_with_unequal_heads(self, tiny, prune, prompt):
         model = tiny()

@@ -32,6 +32,7 @@ from grace_opt.hf import H2O, PrunedKeyCache, PruningConfig, PyramidKV, Quantiza
         ({"evict": SnapKV}, r"evict=<class .*SnapKV'>: write an eviction, for instance SnapKV\(budget=512\)"),
         ({"quantize": Quantization}, r"for instance Quantization\(keys=4\)"),
         ({"provider": "mies"}, r"provider='mies': write a function .* a name alone is method="),
+        ({"provider": divmod}, r"provider\(queries, keys, attention_mask\): too many .* three"),
         ({"provider": MaskProvider}, r"write a function .* for instance MaskProvider\(\"mies\", 0\.5\)"),
         ({"pruning": PruningConfig}, r"pruning must be a PruningConfig, or the name of a file .*, not <class"),
     ],

@@ -249,7 +249,7 @@ def test_all_bits_are_a_grid_up_to_the_largest(calibrated, tmp_path):
 def test_more_bits_lose_less(calibrated, tmp_path):
     model, basis = calibrated
     x, off = torch.from_numpy(stored(model, ids(70, seed=3))[0, "keys"]).float(), []
-    for bits in (0, 1, 2, 4, 6):
+    for bits in (0.25, 1, 2, 4, 6):
         coder = export_static(model, tmp_path / "x", bits, texts=TEXTS, basis=basis).keys[0]
         off.append(float(((coder.restore(coder.codes(x)) - x) @ coder.encode).square().mean()))
     assert off == sorted(off, reverse=True)
@@ -314,6 +314,8 @@ def test_what_cannot_be_is_refused(spoil, says, exported, tmp_path):
     ("given", "says"),
     [
         ({"bits": 9}, "bits=9: give a number >= 0 and <= 8"),
+        ({"bits": 0}, "bits=0: no channel gets any bits"),
+        ({"key_bits": 0, "value_bits": 1e-3}, r"key_bits=0, value_bits=0\.001: no channel gets any bits"),
         ({"key_bits": 2}, "bits= alone, or key_bits= and value_bits= together"),
         ({"key_bits": 2, "value_bits": -1}, "value_bits=-1"),
         ({"texts": "one text"}, "texts must be a list"),

@@ -139,7 +139,7 @@ def export_static(
     path : path
         The file to write; docs/howto/servers.md describes it.
     bits : float
-        Mean number of bits per element over all layers and heads, from 0 to 8; at most so many are used.
+        Mean number of bits per element over all layers and heads, at most 8; at most so many are used.
     key_bits, value_bits : float, optional
         The same for keys and for values apart, instead of ``bits``.
     tokenizer : callable, optional
@@ -247,6 +247,9 @@ def export_static(
         tokens=known,
         context=max(start + ids.shape[1] for ids, places in zip(every, starts, strict=True) for start in places),
     )
+    if not made.bits:
+        given = ", ".join(f"{name}={value!r}" for name, value in asked.items())
+        raise OptionError(f"{given}: no channel gets any bits, so the file would say nothing; write more")
     made.save(path)
     return made
 
