@@ -248,8 +248,8 @@ def export_static(
         context=max(start + ids.shape[1] for ids, places in zip(every, starts, strict=True) for start in places),
     )
     if not made.bits:
-        given = ", ".join(f"{name}={value!r}" for name, value in asked.items())
-        raise OptionError(f"{given}: no channel gets any bits, so the file would say nothing; write more")
+        said = ", ".join(f"{name}={value!r}" for name, value in asked.items())
+        raise OptionError(f"{said}: no channel gets any bits, so the file would say nothing; write more")
     made.save(path)
     return made
 
