@@ -111,8 +111,6 @@ class PrunedKeyCache(Cache):
         if not isinstance(model, PreTrainedConfig):
             model = unwrap_model(model, "PrunedKeyCache")
         text = text_config(model, "PrunedKeyCache")
-        if isinstance(model, PreTrainedModel) and not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
-            raise CacheError(f"{text.model_type} has a kind of cache of its own, and takes no other")
         if not isinstance(offloading, bool):
             raise OptionError(f"offloading={shown(offloading)}: write True or False")
         if offloading and not torch.cuda.is_available():
@@ -137,6 +135,8 @@ class PrunedKeyCache(Cache):
             self.pruning.quantize.check_installed()
         layers: list[Any] = list(DynamicCache(config=text).layers)
         prunable = prunable_layers(text, layers)
+        if isinstance(model, PreTrainedModel) and not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
+            raise CacheError(f"{text.model_type} has a kind of cache of its own, and takes no other")
         self.prunable_layers = tuple(i for i in prunable if i >= self.pruning.dense_layers)
         self._left_dense = tuple(i for i in prunable if i < self.pruning.dense_layers)
         if not self.prunable_layers:
@@ -161,7 +161,7 @@ class PrunedKeyCache(Cache):
         self._last_updated: PrunedKeyLayer | None = None
         self._attending = ""  # the model's attention implementation in this step
         self._full = frozenset((*self._left_dense, *self.prunable_layers))
-        self._held: int | None = None  # number of tokens that the first of these layers had before this step
+        self._before = -1, 0  # which of these layers was updated last, and how many tokens it had before
         super().__init__(layers=layers, offloading=offloading)
         if prompt_length is not None:
             self.declare_prompt(prompt_length)
@@ -255,12 +255,22 @@ class PrunedKeyCache(Cache):
         return updated
 
     def _check_in_step(self, layer_idx: int) -> None:
-        """Raise if the layer's tokens are more or fewer than the first layer's were: a step has ended between them."""
+        """Raise if the layer has more or fewer tokens than the last one had: some step has ended between them."""
+        last, before = self._before
         count = self.layers[layer_idx].get_seq_length()
-        if layer_idx == min(self._full):
-            self._held = count
-        elif self._held is not None and count != self._held:
-            raise _interrupted({self._held, count})
+        if last < layer_idx and last >= 0 and count != before:
+            raise _interrupted({before, count})
+        self._before = layer_idx, count
+
+    def reset(self) -> None:
+        """Forget everything, ready for another prompt."""
+        for layer in self.layers:
+            if isinstance(layer, DynamicLayer) and not isinstance(layer, PrunedKeyLayer):
+                # Old versions of transformers fill them with zeros, and go on behind these.
+                layer.keys = layer.values = None
+                layer.is_initialized = False
+        super().reset()
+        self._before = -1, 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of cached tokens: all that were added and not cropped."""

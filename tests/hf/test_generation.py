@@ -181,9 +181,17 @@ def test_crop_as_the_installed_transformers_means_it(tiny, prune, prompt, contin
     assert cache.memory_report().total_bytes == 0
 
 
-def test_reset_makes_a_new_cache_of_it(tiny, prune, prompt, generate):
-    model = tiny()
-    cache = prune(model, "grace", 0.5)
+SLIDING = {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 16, "use_sliding_window": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [(("llama", {}), {}), (("llama", {}), {"dense_layers": 1}), (("qwen3", SLIDING), {})],
+    ids=["all pruned", "a dense layer", "a sliding window"],
+)
+def test_reset_makes_a_new_cache_of_it(model, settings, tiny, prune, prompt, generate):
+    model = tiny(model[0], **model[1])
+    cache = prune(model, "grace", 0.5, **settings)
     first = generate(model, cache, prompt)
     cache.reset()
     assert cache.get_seq_length() == 0
