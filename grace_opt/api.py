@@ -69,7 +69,8 @@ def solve(
         Symmetric weights: ``W_ii`` of vertices, ``2 W_ij`` of edges. Leading dimensions are a batch. For a graph, f is
         the weight of the induced subgraph, each edge counted once. A vector (n (n - 1) / 2,) is read as scipy's
         ``pdist`` returns it. The labels of a DataFrame and the nodes of a graph come back as `Solution.labels`. A list
-        of DataFrames with the same labels in the same order is a batch.
+        of DataFrames with the same labels in the same order is a batch. A float64 array is not copied: change it, and
+        what the `Solution` knows of its problem (`Solution.verify`) changes with it.
     k : int, or int array broadcastable to (...)
         Number of vertices to choose. Leave out when W is a `Problem`.
     method : str or options object

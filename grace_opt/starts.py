@@ -10,7 +10,7 @@ from torch import Tensor
 from . import objective, registry
 from ._util.array_like import as_tensor
 from ._util.vertices import vertex_mask
-from .errors import OptionError
+from .errors import OptionError, SolverError
 from .problem import Problem
 from .run import Run
 from .solution import check_mask
@@ -38,9 +38,8 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
     Raises
     ------
     OptionError
-        If indices are out of range, or a mask does not have one entry per vertex.
-    SolverError
-        If a mask chooses the wrong number of vertices, or protected ones.
+        If indices are out of range or repeated, a mask does not have one entry per vertex, or the wrong number of
+        vertices is chosen, or protected ones.
 
     Notes
     -----
@@ -63,7 +62,7 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
         if named or (isinstance(start, list | tuple | set) and any(isinstance(each, str) for each in start)):
             start = vertex_mask(start, "start", problem.labels, (), n, problem.W.device)
     given = as_tensor(start, "start", wanted)
-    shape = tuple(given.shape)
+    shape, twice = tuple(given.shape), []
     if given.dtype != torch.bool:
         if given.dtype.is_floating_point and given.numel():  # an empty list has no numbers to tell a kind by
             kind = str(given.dtype).removeprefix("torch.")
@@ -72,15 +71,23 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
             raise OptionError(
                 f"start holds vertex {int(given[(given < -1) | (given >= n)][0])}: vertices are 0 to {n - 1}."
             )
+        ordered = given.sort(-1).values if given.dim() else given[None]
+        twice = ordered[..., 1:][(ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)].tolist()
         given = objective.mask_from_indices(given.to(torch.int64), n)
     rows = given.numel() // n
     if given.shape[-1:] != (n,) or rows not in (1, batch):
         each = f", one choice or one for each of {batch} instances" if batch > 1 else ", one choice"
         raise OptionError(f"start has shape {shape}: give {wanted}{each}.")
+    if twice:
+        raise OptionError(f"start names vertex {twice[0]} twice: give each vertex once.")
     mask = given.to(problem.W.device).reshape(rows, n).expand(problem.candidates.shape).clone()
     if problem.required is not None:  # chosen already; a mask from another solver is without them
         mask &= ~problem.required
-    check_mask(problem, mask, "start=")
+    try:
+        check_mask(problem, mask, "start=")
+    except SolverError as error:  # here it is the caller's, not a method's
+        blocked = (mask & ~problem.candidates).any(0).nonzero().flatten().tolist()
+        raise OptionError(str(error).replace("protected vertices", f"protected vertices: {blocked}")) from None
     if run.watches:
         run.note(objective.evaluate(problem.W, mask).tolist())
     return mask

@@ -43,6 +43,8 @@ ITERATIONS_PER_VERTEX, RESTART_AFTER_PER_VERTEX = 20, 2
 RESTART_AFTER_PER_EXCHANGED = 8
 #: A moved vertex is blocked for this many iterations plus a random number up to as many, unless k or n - k is small.
 TENURE = 10
+#: More iterations than any search has; numbers up to twice as many fit into 64 bits.
+FOREVER = 2**60
 #: Least share of promising vertices in a window of W in factors, after rounds without a better choice.
 RANDOM_AT_MOST = 0.125
 #: Pairs of exchanges (n iterations' worth of work, roughly) between two looks at the clock.
@@ -172,8 +174,8 @@ class _Search:
         self.budget = 0 if least == 0 else default if options.iterations is None else options.iterations
         if self.budget == 0:
             return
-        self.restart_after = options.restart_after or _usual_restart(m, least)
-        self.tenure = options.tenure or max(1, min(TENURE, least // 4))
+        self.restart_after = min(options.restart_after or _usual_restart(m, least), FOREVER)
+        self.tenure = min(options.tenure or max(1, min(TENURE, least // 4)), FOREVER)
         entropy = np.random.SeedSequence(run.seed).generate_state(1, np.uint64)
         self.random = np.maximum(entropy, np.uint64(1))  # xorshift must not start at 0
         self._set_up(problem, alive)

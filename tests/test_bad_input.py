@@ -314,8 +314,21 @@ def test_a_start_of_the_wrong_shape():
 
 
 def test_a_start_of_the_wrong_size():
-    with pytest.raises(grace_opt.SolverError, match="start= chose"):
+    with pytest.raises(OptionError, match=r"start= chose \[1\] vertices where k = \[2\]"):
         solve(EYE, 2, "local_search", start=[1])
+    with pytest.raises(OptionError, match="start names vertex 1 twice"):
+        solve(EYE, 2, "local_search", start=[1, 1])
+    with pytest.raises(OptionError, match=r"start= chose protected vertices: \[0\]"):
+        solve(EYE, 1, "tabu", start=[0], protected=[0])
+
+
+@pytest.mark.parametrize("count", [2**62, 2**64, 10**30])
+def test_counts_beyond_64_bits_are_forever(count):
+    W = np.cos(np.arange(400.0).reshape(20, 20))
+    for name in ("tenure", "restart_after"):
+        found, same = (solve(W + W.T, 8, "tabu", iterations=500, **{name: number}) for number in (count, 2**40))
+        assert (found.mask == same.mask).all()
+        assert found.objective == same.objective
 
 
 def test_unknown_method_suggests_the_nearest():

@@ -51,6 +51,10 @@ def test_tight_gives_a_tighter_bound(run, file):
     (loose,) = json.loads(run("solve", file, "-k", 3, "--certify", "--json").stdout)
     (tight,) = json.loads(run("solve", file, "-k", 3, "--tight", "--json").stdout)
     assert loose["lower_bound"] <= tight["lower_bound"] <= tight["objective"]
+    for command in ("solve", "compare"):
+        refused = run(command, file, "-k", 3, "--tight", "--no-certify")
+        assert refused.exit_code == 2
+        assert "leave out one of them" in refused.output
 
 
 def test_solve_passes_options_protection_and_seed(run, file):

@@ -138,6 +138,49 @@ def test_integer_steps_do_not_leave_a_gap_behind_a_proof(register):
     assert float(all_.best_bound) == 4
 
 
+GIANT = 1e17
+#: Two of these weights nearly cancel, and leave less than their rounding.
+CANCELLING = np.array(
+    [[2.0, -1, 0.5, -1.4], [-1, GIANT, -GIANT, -0.34], [0.5, -GIANT, GIANT, -0.18], [-1.4, -0.34, -0.18, -0.8]]
+)
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_an_answer_that_is_proved_up_to_rounding_is_no_bound(shape, maximize, register):
+    """The first method's choice is within the rounding of its weights of its bound, and another one is better."""
+
+    def first_three(problem, options, run):
+        mask = torch.zeros_like(problem.candidates)
+        mask[:, :3] = True
+        return Result(mask, lower_bound=torch.full((len(mask),), -5000.0, dtype=torch.float64))
+
+    register("first_three", first_three, batched=True)
+    W = np.broadcast_to((-1 if maximize else 1) * CANCELLING, (*shape, 4, 4)).copy()
+    both = compare(W, 3, ["first_three", "exhaustive"], maximize=maximize)
+    sign = -1 if maximize else 1
+    assert set(np.ravel(both["first_three"].status)) == {Status.OPTIMAL}
+    assert (sign * np.asarray(both["first_three"].objective) > -1).all()
+    assert np.asarray(both.best.objective) == pytest.approx(sign * -1.84)
+    assert (sign * np.asarray(both.best_bound) <= sign * np.asarray(both.best.objective)).all()
+    assert both.verify() is both
+    both.best.verify()
+
+
+def test_a_wrong_bound_is_found_among_giants(register):
+    """However large the weights that cancel in the answer that contradicts it."""
+
+    def wrong(problem, options, run):
+        mask = torch.zeros_like(problem.candidates)
+        mask[:, :3] = True
+        return Result(mask, lower_bound=torch.zeros(len(mask), dtype=torch.float64))
+
+    register("wrong", wrong, batched=True)
+    W = np.where(np.abs(CANCELLING) == GIANT, CANCELLING / 1e7, CANCELLING)
+    with pytest.raises(SolverError, match=r"wrong claims that no answer to instance 0 is below 0, but exhaustive has"):
+        compare(W, 3, ["wrong", "exhaustive"]).verify()
+
+
 def test_torch_comes_back_as_torch():
     W = torch.eye(4, dtype=torch.float64).repeat(2, 3, 1, 1)
     all_ = compare(W, 2, ["think", "mies"], certify=True)

@@ -349,6 +349,10 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--smoke", "--out", str(tmp_path), "--set", "prompts=0"]
     assert command.main(["shootout", *common, "--set", "methods=mies", "--only", "kind=attention"]) == 0
     assert "1 of 1 cells done" in capsys.readouterr().out
+    nothing = ["shootout", "--smoke", "--out", str(tmp_path / "new"), "--only", "kind=words"]
+    assert command.main(nothing) == 2
+    assert "--only leaves no cell of shootout, whose cells have kind: attention, " in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
     for name in ("bounds", "shootout"):
         assert command.main([name, *common, "--set", f"instances={tmp_path / 'missing.npz'}"]) == 2
         assert "nothing is there; give an instance file or a folder" in capsys.readouterr().err

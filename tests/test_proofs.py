@@ -329,3 +329,18 @@ def test_near_ties_of_large_whole_numbers(seed):
     sol = solve(W, k, "branch_and_bound", start="random")
     assert float(sol.objective) == oracle.optimum(W.tolist(), k)
     assert claims(sol)
+
+
+@pytest.mark.parametrize("giant", [1e12, 1e14, 1e17])
+def test_branch_and_bound_tries_all_choices_where_giants_hide_f(giant):
+    """A bound within the rounding of the chosen weights of f says nothing of f there."""
+    for seed in range(4):
+        W = np.random.default_rng(seed).normal(size=(10, 10))
+        W = (W + W.T) / 2
+        W[0, 0] = W[1, 1] = giant
+        W[0, 1] = W[1, 0] = -giant
+        W[0, 2:] -= 3
+        W[2:, 0] -= 3
+        found, best = (solve(W, 5, method) for method in ("branch_and_bound", "exhaustive"))
+        assert found.objective == best.objective
+        assert found.status is Status.OPTIMAL

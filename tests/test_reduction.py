@@ -177,7 +177,7 @@ def test_callback_target_and_start_speak_of_the_problem_as_given():
     assert start.objective < 0.5 * f <= easy.objective <= f
     same = solve(big, 12, "local_search", **common, start=sol.mask, max_steps=0)
     assert (same.mask == sol.mask).all()
-    with pytest.raises(SolverError, match=r"start= chose \[14\] vertices with the required ones where k = \[12\]"):
+    with pytest.raises(OptionError, match=r"start= chose \[14\] vertices with the required ones where k = \[12\]"):
         solve(big, 12, "local_search", **common, start=[*range(4), *range(20, 28)])
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import time
 
 import cvxpy as cp
 import numpy as np
@@ -228,6 +229,27 @@ def test_an_expired_limit_leaves_an_answer():
     check_solution(W, 20, sol)
     assert sol.status is Status.LIMIT
     assert sol.lower_bound == -np.inf
+
+
+def test_time_is_left_for_what_is_around_scs(monkeypatch):
+    """It does not count the time that it takes to set itself up, nor what the bound takes then."""
+    scs, given = pytest.importorskip("scs"), []
+    of_model = cp.Problem.get_problem_data
+
+    def slow(*arguments, **settings):
+        time.sleep(0.2)
+        return of_model(*arguments, **settings)
+
+    class Spy(scs.SCS):
+        def __init__(self, *arguments, **settings):
+            given.append(settings["time_limit_secs"])
+            super().__init__(*arguments, **settings)
+
+    monkeypatch.setattr(cp.Problem, "get_problem_data", slow)
+    monkeypatch.setattr(scs, "SCS", Spy)
+    solve_sdp(instance("attention", 12, 0), 5, solver="scs", time_limit=100)
+    (limit,) = given
+    assert 50 < limit <= 100 - 0.2 - sdp_primal.AROUND_SCS * 0.2
 
 
 @pytest.mark.slow

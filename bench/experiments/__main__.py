@@ -56,6 +56,10 @@ def _run(
 ) -> SweepResult | None:
     settings = _settings(experiment, args, changes)
     cells = [Cell(experiment.name, config) for config in experiment.cells(settings)]
+    wanted = [cell for cell in cells if _matches(cell.config, only)]
+    if cells and not wanted:
+        there = "; ".join(f"{n}: {', '.join(sorted({str(c.config[n]) for c in cells}))}" for n in dict(only))
+        raise OptionError(f"--only leaves no cell of {experiment.name}, whose cells have {there}.")
     missing = experiment.needs(settings)
     command = f"python -m bench.experiments {experiment.name} --size {args.size}"
     command += "".join(f" --set {shlex.quote(f'{k}={v}')}" for k, v in changes.items() if k in experiment.option_names)
@@ -77,10 +81,6 @@ def _run(
     )
     if missing:
         print(f"{experiment.name}: not run here: {missing}")
-        return None
-    wanted = [cell for cell in cells if _matches(cell.config, only)]
-    if not wanted:
-        print(f"{experiment.name}: no cell is left by --only")
         return None
     done = run_sweep(
         wanted, experiment.run, args.out, workers=args.workers, executor=executor, provenance=source, progress=None

@@ -139,5 +139,7 @@ def _value(name: str, text: str, default: Any) -> Any:
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not type(default):
-        raise OptionError(f"--set {name}={text}: give a {type(default).__name__}, as the default, {default!r}.")
+        raise OptionError(
+            f"--set {name}={text}: give a value of type {type(default).__name__}, as the default, {default!r}."
+        )
     return value

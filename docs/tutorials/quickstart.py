@@ -37,8 +37,9 @@ sol = grace_opt.solve(W, k=10, certify=True)
 print(f"objective {sol.objective:.2f}, bound {sol.lower_bound:.2f}, gap {sol.gap:.1%}: {sol.status.value}")
 
 # %%
-# ``status`` is ``OPTIMAL`` (proved, to 1e-9 relative), ``FEASIBLE`` (valid, but not proved optimal) or ``LIMIT``
-# (stopped early, by a time limit for example). ``sol.verify()`` recomputes the objective from ``W``.
+# ``status`` is ``OPTIMAL`` (proved, to 1e-9 relative, or where huge chosen weights cancel, to their rounding),
+# ``FEASIBLE`` (valid, but not proved optimal) or ``LIMIT`` (stopped early, by a time limit for example).
+# ``sol.verify()`` recomputes the objective from ``W``.
 #
 # Which method?
 # -------------

@@ -170,7 +170,8 @@ def tight_bound(problem: Problem, incumbent: Any = None, run: Run | None = None)
 
     Notes
     -----
-    A few milliseconds per instance on attention's W of 64 channels; as `dnn_bound` at worst. Never below `fast_bound`.
+    A few milliseconds per instance on attention's W of 64 channels; as `dnn_bound` at worst. Never below `fast_bound`,
+    but perhaps below `row_bound`: `grace_opt.bounds.certificate` takes the best of them.
 
     Examples
     --------

@@ -46,7 +46,10 @@ Target = Annotated[
 Patience = Annotated[
     float | None, typer.Option(help="Stop a search after this many seconds without improvement; not reproducible.")
 ]
-Certify = Annotated[bool, typer.Option(help="Compute a certified bound and the gap to it.")]
+Certify = Annotated[
+    bool | None,
+    typer.Option("--certify/--no-certify", help="Compute a certified bound and the gap to it.", show_default=False),
+]
 Tight = Annotated[bool, typer.Option("--tight", help="Compute a tighter bound, which takes longer.")]
 Maximize = Annotated[
     bool, typer.Option("--maximize", help="Seek the largest f: the heaviest, densest or most diverse choice.")
@@ -101,7 +104,7 @@ def solve(
     time_limit: TimeLimit = None,
     target: Target = None,
     patience: Patience = None,
-    certify: Certify = False,
+    certify: Certify = None,
     tight: Tight = False,
     as_json: AsJson = False,
 ) -> None:
@@ -112,7 +115,7 @@ def solve(
     with errors_as_exit_codes():
         instance = _read(file, symmetrize)
         options = parse_options(option, instance.labels)
-        common = _common(seed, (time_limit, target, patience), "tight" if tight else certify)
+        common = _common(seed, (time_limit, target, patience), _level(certify, tight, False))
         common |= _wanted(instance, maximize, required)
         problem = _problem(instance, _k(k, instance, file), protected)
         with redirect_stdout(sys.stderr):  # libraries print too, such as SCS at Ctrl-C; stdout is for the answer
@@ -138,7 +141,7 @@ def compare(
     time_limit: TimeLimit = None,
     target: Target = None,
     patience: Patience = None,
-    certify: Certify = True,
+    certify: Certify = None,
     tight: Tight = False,
     as_json: AsJson = False,
 ) -> None:
@@ -150,7 +153,7 @@ def compare(
     """
     with errors_as_exit_codes():
         instance = _read(file, symmetrize)
-        common = _common(seed, (time_limit, target, patience), "tight" if tight else certify)
+        common = _common(seed, (time_limit, target, patience), _level(certify, tight, True))
         common |= _wanted(instance, maximize, required)
         problem = _problem(instance, _k(k, instance, file), protected)
         try:
@@ -256,6 +259,13 @@ def _common(
     """The arguments that `solve` and `compare` share."""
     stops = dict(zip(("time_limit", "target", "patience"), stopping, strict=True))
     return {"seed": seed, **stops, "certify": certify}
+
+
+def _level(certify: bool | None, tight: bool, usual: bool) -> bool | str:
+    """Which certificate is asked for."""
+    if tight and certify is False:
+        raise OptionError("--no-certify asks for no bound, and --tight for a tighter one: leave out one of them.")
+    return "tight" if tight else usual if certify is None else certify
 
 
 def _problem(instance: instances.Instance, k: Any, protected: str | None) -> Problem:

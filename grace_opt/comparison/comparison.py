@@ -22,9 +22,9 @@ from torch import Tensor
 from .._util.json_values import to_json_text, to_jsonable, to_numpy
 from .._util.optional import require
 from ..errors import OptionError, SolverError, UnknownSolverError
-from ..objective import magnitude
+from ..objective import evaluate
 from ..problem import Problem
-from ..solution import OPTIMALITY_RTOL, Solution, Status, labels_of, relative_gap, tolerance
+from ..solution import Solution, Status, labels_of, relative_gap, tolerance
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: What the best answer to a batch takes from the best answer to each instance.
 PICKED = ("mask", "indices", "objective", "lower_bound", "upper_bound")
+#: How far a bound may lie above f, relative to it: the last digits of both.
+ROUNDING = 8 * 2.0**-52
 
 
 class ComparisonError(SolverError):
@@ -137,8 +139,7 @@ class Comparison(Sequence[Solution]):
     def best_bound(self) -> Any:
         """The best certified bound of all methods, shape (...), as numpy or torch like W; infinite if none has one.
 
-        No choice is better: a lower bound, or with ``maximize=True`` an upper one. If a method proved its answer
-        optimal, that answer's objective is the bound.
+        No choice is better: a lower bound, or with ``maximize=True`` an upper one.
         """
         return self._export(self._signed(self._bound))
 
@@ -191,13 +192,12 @@ class Comparison(Sequence[Solution]):
         """
         for solution in self.solutions:
             solution.verify()
-        for solution, f in zip(self.solutions, self._flat, strict=True):
-            # As in Solution.verify: without the checks, f was summed in W's own precision.
-            rtol = OPTIMALITY_RTOL if self._problem.W.dtype == torch.float64 else 1e-5
-            slack = rtol * magnitude(self._problem.W, self._mask(solution)).cpu()
-            if wrong := (self._bound > f + slack).nonzero().flatten().tolist():
+        for solution in self.solutions:
+            # Summed here: without the checks, f was summed in W's own precision.
+            f = self._signed(evaluate(self._problem.W, self._mask(solution)).cpu())
+            if wrong := (self._bound > f + ROUNDING * f.abs()).nonzero().flatten().tolist():
                 b = wrong[0]
-                by = max(self.solutions, key=lambda s: float(_claim(s)[b]))
+                by = max(self.solutions, key=lambda s: float(_bound_of(s)[b]))
                 raise SolverError(
                     f"{by.method} claims that no answer to instance {b} is {'above' if self._maximize else 'below'} "
                     f"{float(self._signed(self._bound)[b]):.17g}, but {solution.method} has f = "
@@ -328,7 +328,7 @@ class Comparison(Sequence[Solution]):
     @cached_property
     def _bound(self) -> Tensor:
         _ = self._problem  # an empty comparison has no bound
-        return torch.stack([_claim(s) for s in self.solutions]).max(0).values
+        return torch.stack([_bound_of(s) for s in self.solutions]).max(0).values
 
     @cached_property
     def _gaps(self) -> Tensor:
@@ -358,9 +358,6 @@ def _flattened(values: Any) -> np.ndarray[Any, Any]:
     return np.array(to_numpy(values), dtype=np.float64).reshape(-1)
 
 
-def _claim(solution: Solution) -> Tensor:
-    """The lower bound, as if minimised, that a solution implies: its bound, or its objective if proved optimal."""
-    sign = -1.0 if solution.maximize else 1.0
-    bound, f = 0.0 + sign * _flattened(solution.bound), 0.0 + sign * _flattened(solution.objective)
-    optimal = np.array([s is Status.OPTIMAL for s in np.ravel(np.asarray(solution.status, dtype=object))])
-    return torch.from_numpy(np.where(optimal, np.maximum(bound, f), bound))
+def _bound_of(solution: Solution) -> Tensor:
+    """The lower bound of a solution, as if minimised: not f, even if proved, which it is only up to rounding."""
+    return torch.from_numpy(0.0 + (-1.0 if solution.maximize else 1.0) * _flattened(solution.bound))

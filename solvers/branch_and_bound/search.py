@@ -233,9 +233,15 @@ class _Tree:
             self.at_work = math.inf
 
     def enumerate_if_in_doubt(self) -> None:
-        """Try all choices, if they are few, when weights are too far apart for relaxations or nearly cancel."""
+        """Try all choices, if they are few, when weights are too far apart for relaxations or nearly cancel.
+
+        Also if the proof holds only to the rounding of the chosen weights: among giants, that may be more than f.
+        """
         free, k = int(count_true(self.problem.candidates)), self.problem.k_max
-        if self.cut_short or self.proved or math.comb(free, k) > MAX_ENUMERATED_SUBSETS:
+        sure = self.proved and (
+            self.step > 0 or self.lower_bound >= (self.value - OPTIMALITY_RTOL * abs(self.value)) * self.scale
+        )
+        if self.cut_short or sure or math.comb(free, k) > MAX_ENUMERATED_SUBSETS:
             return
         spec = registry.get("exhaustive")
         found = spec.solve(self.problem.flatten(), spec.make_options({}), self.run)
