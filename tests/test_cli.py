@@ -120,6 +120,9 @@ def test_compare_as_table_and_json(run, file):
     shown = run("compare", file, "-k", 3, *chosen)
     assert shown.exit_code == 0
     assert "the best lower bound of all methods" in shown.output
+    for flags, certified in ((), True), (("--no-certify",), False):
+        (alone,) = json.loads(run("compare", file, "-k", 3, *chosen[:2], *flags, "--json").stdout)
+        assert (alone["lower_bound"] is not None) == certified
     mies, exact = json.loads(run("compare", file, "-k", 3, *chosen, "--json").stdout)
     assert (mies["method"], exact["gap_to_best_bound"]) == ("mies", 0)
     assert mies["gap_to_best_bound"] == pytest.approx((mies["objective"] - exact["objective"]) / mies["objective"])

@@ -334,7 +334,7 @@ def test_near_ties_of_large_whole_numbers(seed):
 @pytest.mark.parametrize("giant", [1e12, 1e14, 1e17])
 def test_branch_and_bound_tries_all_choices_where_giants_hide_f(giant):
     """A bound within the rounding of the chosen weights of f says nothing of f there."""
-    for seed in range(4):
+    for seed in range(8, 14):
         W = np.random.default_rng(seed).normal(size=(10, 10))
         W = (W + W.T) / 2
         W[0, 0] = W[1, 1] = giant

@@ -46,10 +46,9 @@ Target = Annotated[
 Patience = Annotated[
     float | None, typer.Option(help="Stop a search after this many seconds without improvement; not reproducible.")
 ]
-Certify = Annotated[
-    bool | None,
-    typer.Option("--certify/--no-certify", help="Compute a certified bound and the gap to it.", show_default=False),
-]
+CERTIFY = {"help": "Compute a certified bound and the gap to it."}
+Certify = Annotated[bool | None, typer.Option("--certify/--no-certify", **CERTIFY, show_default="no-certify")]
+CertifyAll = Annotated[bool | None, typer.Option("--certify/--no-certify", **CERTIFY, show_default="certify")]
 Tight = Annotated[bool, typer.Option("--tight", help="Compute a tighter bound, which takes longer.")]
 Maximize = Annotated[
     bool, typer.Option("--maximize", help="Seek the largest f: the heaviest, densest or most diverse choice.")
@@ -141,7 +140,7 @@ def compare(
     time_limit: TimeLimit = None,
     target: Target = None,
     patience: Patience = None,
-    certify: Certify = None,
+    certify: CertifyAll = None,
     tight: Tight = False,
     as_json: AsJson = False,
 ) -> None:
