@@ -298,9 +298,13 @@ class TestSymmetry:
 
 
 def test_symmetrize_loses_nothing():
-    assert symmetrize([[0.0, TINY], [TINY, 0.0]]).tolist() == [[0.0, TINY], [TINY, 0.0]]
     largest = sys.float_info.max
-    assert symmetrize([[0.0, largest], [largest, -largest]]).tolist() == [[0.0, largest], [largest, -largest]]
+    for form, dense in ((np.array, np.asarray), (sp.csr_array, lambda found: found.toarray())):
+        for kept in ([[0.0, TINY], [TINY, 0.0]], [[0.0, largest], [largest, -largest]], [[TINY, -1.0], [-1.0, 3.0]]):
+            assert dense(symmetrize(form(kept))).tolist() == kept
+        for lost in ([[1.0, TINY], [0.0, 4.0]], [[0.0, 0.0], [3 * TINY, 0.0]]):
+            with pytest.raises(ProblemError, match=r"W\[0, 1\] \+ W\[1, 0\] = \S+ is too small to be halved"):
+                symmetrize(form(lost))
 
 
 def test_bool_seeds():

@@ -167,6 +167,13 @@ def _is_graph(value: Any) -> bool:
     return hasattr(value, "adjacency") and hasattr(value, "nodes")
 
 
+def lost_half_error(at: Sequence[int], total: float) -> ProblemError:
+    """Return the error for two entries whose mean is no float64."""
+    *batch, i, j = at
+    there, back = (", ".join(map(str, (*batch, *pair))) for pair in ((i, j), (j, i)))
+    return ProblemError(f"W[{there}] + W[{back}] = {total!r} is too small to be halved: scale W up.")
+
+
 def _from_graph(graph: Any) -> tuple[Any, Labels]:
     if graph.is_directed():
         raise ProblemError("the graph is directed: pass graph.to_undirected() if each edge's weight counts once.")

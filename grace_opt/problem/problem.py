@@ -23,6 +23,7 @@ from .._util.matrices import (
     asymmetric,
     checked_labels,
     from_condensed,
+    lost_half_error,
     not_finite_error,
     place_of,
     symmetry_rtol,
@@ -244,6 +245,11 @@ def symmetrize(W: Any) -> Any:
     numpy.ndarray, Tensor or scipy.sparse.csr_array
         As W came; integers, and all sparse W, become float64.
 
+    Raises
+    ------
+    ProblemError
+        If W is not square, or two entries are too small to be halved.
+
     Examples
     --------
     >>> symmetrize([[0, 2], [0, 0]]).tolist()
@@ -253,7 +259,11 @@ def symmetrize(W: Any) -> Any:
         return symmetric_part(W)
     tensor = to_float_tensor(W, "W")
     _check_square(tensor)
-    return backend_of(W).export(_mean(tensor))
+    total = tensor + tensor.mT
+    mean = _mean(tensor)
+    if bool((lost := total.isfinite() & (mean * 2 != total)).any()):
+        raise lost_half_error(lost.nonzero()[0].tolist(), float(total[lost][0]))
+    return backend_of(W).export(mean)
 
 
 def _check_square(tensor: Tensor) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .._util.array_like import wrong_dtype_error
-from .._util.matrices import UNITS_OF_LARGEST, asymmetric, not_finite_error, symmetry_rtol
+from .._util.matrices import UNITS_OF_LARGEST, asymmetric, lost_half_error, not_finite_error, symmetry_rtol
 from .._util.sparse_rows import by_rows, refuse_too_large, rounding_of
 from ..errors import ProblemError
 from ..kernels.objective import is_doubtful
@@ -195,9 +195,15 @@ def _graph_of(edges: Edges, nodes: npt.NDArray[np.float64]) -> Graph:
 
 
 def symmetric_part(W: Any) -> Edges:
-    """Return (W + Wᵀ) / 2 of a scipy.sparse matrix, in float64."""
+    """Return (W + Wᵀ) / 2 of a scipy.sparse matrix, in float64; raises `ProblemError` if that loses something."""
     whole, _ = _checked(W)
-    return (whole / 2 + whole.T / 2).tocsr()
+    with np.errstate(over="ignore"):
+        total = (whole + whole.T).tocoo()
+    if not np.isfinite(total.data).all():
+        return (whole / 2 + whole.T / 2).tocsr()
+    if len(lost := np.flatnonzero(total.data / 2 * 2 != total.data)):
+        raise lost_half_error([int(total.row[lost[0]]), int(total.col[lost[0]])], float(total.data[lost[0]]))
+    return (total / 2).tocsr()
 
 
 def _checked(W: Any) -> tuple[Edges, bool]:
