@@ -46,9 +46,9 @@ Target = Annotated[
 Patience = Annotated[
     float | None, typer.Option(help="Stop a search after this many seconds without improvement; not reproducible.")
 ]
-CERTIFY = {"help": "Compute a certified bound and the gap to it."}
-Certify = Annotated[bool | None, typer.Option("--certify/--no-certify", **CERTIFY, show_default="no-certify")]
-CertifyAll = Annotated[bool | None, typer.Option("--certify/--no-certify", **CERTIFY, show_default="certify")]
+_CERTIFIES = "--certify/--no-certify", "Compute a certified bound and the gap to it."
+Certify = Annotated[bool | None, typer.Option(_CERTIFIES[0], help=_CERTIFIES[1], show_default="no-certify")]
+CertifyAll = Annotated[bool | None, typer.Option(_CERTIFIES[0], help=_CERTIFIES[1], show_default="certify")]
 Tight = Annotated[bool, typer.Option("--tight", help="Compute a tighter bound, which takes longer.")]
 Maximize = Annotated[
     bool, typer.Option("--maximize", help="Seek the largest f: the heaviest, densest or most diverse choice.")
