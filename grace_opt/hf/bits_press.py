@@ -80,9 +80,13 @@ class DecodedBitsPress(BasePress):
         CacheError
             If no prompt was read yet.
         """
-        if self._cache is None or not self._cache.get_seq_length():
-            raise CacheError("no prompt was read yet: write `with press(model): model(prompt, past_key_values=cache)`")
-        return stored_bits(self._cache)
+        cache = self._cache
+        counts = set() if cache is None else {cache.get_seq_length(index) for index in cache.prunable_layers}
+        if cache is None or len(counts) != 1 or 0 in counts:
+            raise CacheError(
+                "no prompt was read to its end: write `with press(model): model(prompt, past_key_values=cache)`"
+            )
+        return stored_bits(cache)
 
     def compress(
         self,
@@ -96,18 +100,17 @@ class DecodedBitsPress(BasePress):
         """Code the keys and values of a layer, and return what can be read from the codes."""
         if self._cache is None:
             raise CacheError("the press is on no model yet: write `with press(model):`")
-        length = hidden_states.shape[1]
+        length, index = hidden_states.shape[1], int(module.layer_idx)  # type: ignore[arg-type]
+        if index not in self._cache.prunable_layers:
+            return keys, values
         if keys.shape[2] != length:
             raise CacheError(
                 f"of {length} tokens, {keys.shape[2]} are left for DecodedBitsPress: leave the press out that evicts "
                 "tokens before it, or write attach(model, bits=..., evict=...)"
             )
-        index = int(module.layer_idx)  # type: ignore[arg-type]
         layer = self._cache.layers[index]
         layer.reset()
         self._cache.update(keys, values, index)
-        if index not in self._cache.prunable_layers:
-            return keys, values
         queries = ThinKPress(window_size=length).compute_window_queries(
             module, hidden_states, kwargs["position_embeddings"]
         )

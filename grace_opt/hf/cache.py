@@ -160,7 +160,11 @@ class PrunedKeyCache(Cache):
             )
         self._last_updated: PrunedKeyLayer | None = None
         self._attending = ""  # the model's attention implementation in this step
-        self._full = frozenset((*self._left_dense, *self.prunable_layers))
+        crossing = getattr(text, "cross_attention_layers", None) or ()  # which hold an image, and never grow
+        #: Layers that all hold as many tokens.
+        self._alike = tuple(
+            i for i, layer in enumerate(layers) if isinstance(layer, DynamicLayer) and i not in crossing
+        )
         self._before = -1, 0  # which of these layers was updated last, and how many tokens it had before
         super().__init__(layers=layers, offloading=offloading)
         if prompt_length is not None:
@@ -238,7 +242,7 @@ class PrunedKeyCache(Cache):
             for each in self.layers:
                 if isinstance(each, PrunedKeyLayer):
                     each.check_numbers()
-        if layer_idx in self._full and not torch.compiler.is_compiling():
+        if layer_idx in self._alike and not torch.compiler.is_compiling():
             self._check_in_step(layer_idx)
         self._last_updated = layer if isinstance(layer, PrunedKeyLayer) else None
         if self._last_updated is None and getattr(layer, "is_initialized", False) and isinstance(layer, DynamicLayer):
@@ -261,6 +265,28 @@ class PrunedKeyCache(Cache):
         if last < layer_idx and last >= 0 and count != before:
             raise _interrupted({before, count})
         self._before = layer_idx, count
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Drop the newest tokens of all layers, or of none: see `grace_opt.hf.layer.PrunedKeyLayer.crop`.
+
+        Raises
+        ------
+        CacheError, OptionError
+            If a layer cannot be cropped so far.
+        """
+        before = [(layer, _state(layer)) for layer in self.layers]
+        try:
+            # Those that say what is wrong first.
+            for layer in sorted(self.layers, key=lambda layer: not isinstance(layer, PrunedKeyLayer)):
+                layer.crop(tokens_to_remove)
+        except BaseException as error:
+            for layer, state in before:
+                vars(layer).update(state)
+            if isinstance(error, ValueError | RuntimeError) and not isinstance(error, GraceError):
+                raise CacheError(
+                    f"a layer with a sliding window, which transformers keeps, cannot be cropped: {error}"
+                ) from error
+            raise
 
     def reset(self) -> None:
         """Forget everything, ready for another prompt."""
@@ -368,7 +394,7 @@ class PrunedKeyCache(Cache):
             If layers hold different numbers of tokens, because the last step was interrupted.
         """
         self._pruned_layers()
-        if len(counts := {self.layers[index].get_seq_length() for index in self._full}) > 1:
+        if len(counts := {self.layers[index].get_seq_length() for index in self._alike}) > 1:
             raise _interrupted(counts)
         about = {
             "fingerprint": self.fingerprint(),
@@ -501,6 +527,14 @@ class PrunedKeyCache(Cache):
             layer.settle()
             layer.check_numbers()
         return found
+
+
+def _state(layer: Any) -> dict[str, Any]:
+    """Return what a layer holds, of which cropping replaces parts and changes none."""
+    state = dict(vars(layer))
+    if isinstance(layer, PrunedKeyLayer):
+        state["prompt"] = copy.copy(layer.prompt)
+    return state
 
 
 def _interrupted(counts: Iterable[int]) -> CacheError:

@@ -418,6 +418,7 @@ class PrunedKeyLayer(DynamicLayer):
                 "PrunedKeyCache(..., prompt_length=inputs.input_ids.shape[1]), or generate inside `with "
                 f"grace_opt.hf.attach(model):`; to shorten the prompt yourself, write crop({keep - length})"
             )
+        self.prompt.crop(keep, self.plan.index)
         tail = self._stored()
         old = 0 if self.compressed is None else self.compressed.length
         if self.compressed is not None and keep < old:

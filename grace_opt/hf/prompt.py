@@ -92,6 +92,33 @@ class Prompt:
         """Whether part of a prompt was seen and more may come."""
         return self._waiting is not None
 
+    def crop(self, length: int, layer: int) -> None:
+        """Forget the queries of a prompt that is still being read from a length on.
+
+        Raises
+        ------
+        CacheError
+            If none are left.
+        """
+        now = self._waiting
+        if now is None or length >= now.length:
+            return
+        valid = None if now.valid is None else now.valid[:, :length]
+        if now.places is None:
+            count = now.queries.shape[2] - (now.length - length)
+            self._waiting = now._replace(queries=now.queries[:, :, : max(count, 0)].clone(), valid=valid, length=length)
+        else:
+            kept = ((now.places >= 0) & (now.places < length)).any(0)
+            count, places = int(kept.sum()), now.places[:, kept]
+            places = torch.where(places < length, places, -1)
+            queries = now.queries[:, :, kept.to(now.queries.device)]
+            self._waiting = now._replace(queries=queries, valid=valid, length=length, places=places)
+        if count <= 0 and self.declared is None:
+            raise CacheError(
+                f"layer {layer}: the prompt is still being read, and without its last {now.length - length} tokens no "
+                "queries are left to choose by; call reset() and read it again"
+            )
+
     def reset(self) -> None:
         """Expect another prompt."""
         self.declared, self.assisted, self._waiting = None, False, None

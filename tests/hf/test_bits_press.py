@@ -85,7 +85,7 @@ def test_the_cache_itself_does_not_go_through_their_pipeline(prompt):
 
 def test_what_it_cannot_do(prompt):
     ids = ids_of(prompt.context)
-    with pytest.raises(CacheError, match="no prompt was read yet"):
+    with pytest.raises(CacheError, match="no prompt was read to its end"):
         _ = DecodedBitsPress().stored
     with pytest.raises(CacheError, match=r"on no model yet"):
         DecodedBitsPress().compress(None, ids, ids, ids, None, {})
@@ -96,6 +96,24 @@ def test_what_it_cannot_do(prompt):
         filled(DecodedBitsPress(3, basis=POCKET_BASIS), ids[:, :60])
     with pytest.raises(OptionError, match="bits"):
         filled(DecodedBitsPress(-1), ids)
+    press = DecodedBitsPress(3, basis=POCKET_BASIS)
+    filled(press, ids)
+    assert press.stored.bits > 0
+    with pytest.raises(CacheError, match="give a longer prompt"):
+        filled(press, ids[:, :60])
+    with pytest.raises(CacheError, match="no prompt was read to its end"):  # neither the one before, nor some of both
+        _ = press.stored
+
+
+def test_layers_with_a_sliding_window_pass_through(tiny):
+    kinds = ("sliding_attention", "full_attention", "sliding_attention", "full_attention")
+    model = tiny("qwen3", "sdpa", num_hidden_layers=4, layer_types=kinds, sliding_window=16, use_sliding_window=True)
+    ids = torch.randint(3, 97, (1, 200), generator=torch.Generator().manual_seed(0))
+    press, cache = DecodedBitsPress(6, basis="none"), DynamicCache(config=model.config)
+    with press(model), torch.no_grad():
+        model(ids, past_key_values=cache)
+    assert 5 < press.stored.bits <= 6
+    assert [layer.keys.shape[2] for layer in cache.layers][1::2] == [200, 200]
 
 
 def test_the_page_about_kvpress_runs():

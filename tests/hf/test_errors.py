@@ -12,7 +12,7 @@ import grace_opt
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import CacheError, GraceError, MaskError, OptionError, ProblemError, UnknownSolverError
-from grace_opt.hf import PrunedKeyCache
+from grace_opt.hf import PrunedKeyCache, SnapKV
 
 
 class TestForgottenAttention:
@@ -104,12 +104,61 @@ class TestInterrupted:
         assert torch.equal(step(model, cache, prompt, continuation), expected)
         cache.save(tmp_path / "cache.safetensors")
 
+    @pytest.mark.parametrize("order", ["ffs", "fss", "fsf", "sfs"])
+    def test_beside_sliding_windows(self, order, tiny, prune, prompt, continuation, tmp_path):
+        kinds = tuple({"f": "full_attention", "s": "sliding_attention"}[kind] for kind in order)
+        model = tiny("qwen3", num_hidden_layers=3, layer_types=kinds, sliding_window=16, use_sliding_window=True)
+        cache = prune(model)
+        with torch.no_grad():
+            model(prompt, past_key_values=cache)
+        self.interrupt(model, continuation[:, :2], cache)
+        for go_on in (
+            lambda: cache.save(tmp_path / "cache.safetensors"),
+            lambda: model(continuation[:, :1], past_key_values=cache),
+        ):
+            with pytest.raises(CacheError, match=self.SENTENCE.format(r"4\d, 4\d")), torch.no_grad():
+                go_on()
+
     def test_in_the_prompt(self, tiny, prune, prompt, continuation):
         model = tiny()
         cache = prune(model)
         self.interrupt(model, prompt, cache)
         with pytest.raises(CacheError, match=self.SENTENCE.format("0, 40")), torch.no_grad():
             model(continuation[:, :1], past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "settings", "removed", "says"),
+    [
+        ("llama", {}, {"dense_layers": 1, "evict": SnapKV(budget=20, window=6)}, 20, r"cropped to \d+ tokens or more"),
+        ("llama", {}, {"dense_layers": 1, "quantize": "int4"}, 20, r"cropped to \d+ tokens or more"),
+        (
+            "qwen3",
+            {
+                "layer_types": ("full_attention", "sliding_attention", "full_attention"),
+                "sliding_window": 16,
+                "use_sliding_window": True,
+            },
+            {},
+            4,
+            "a layer with a sliding window, which transformers keeps, cannot be cropped",
+        ),
+    ],
+    ids=["eviction", "quantised", "sliding"],
+)
+def test_a_crop_that_is_refused_changes_nothing(
+    family, changes, settings, removed, says, tiny, prune, prompt, continuation, step
+):
+    model = tiny(family, num_hidden_layers=3, **changes)
+    caches = [prune(model, **settings) for _ in range(2)]
+    for cache in caches:
+        step(model, cache, prompt.repeat(1, 2), continuation[:, :2])
+    with pytest.raises(CacheError, match=says):
+        caches[0].crop(-removed)
+    assert [layer.get_seq_length() for layer in caches[0].layers] == [82, 82, 82]
+    with torch.no_grad():
+        found, expected = (model(continuation[:, :2], past_key_values=cache).logits for cache in caches)
+    assert torch.equal(found, expected)
 
 
 class TestShortPrompt:

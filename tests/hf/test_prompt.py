@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import types
 
 import pytest
 import torch
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import PrunedKeyCache, SnapKV, _compat
+from grace_opt.hf import H2O, PrunedKeyCache, SnapKV, _compat
 from grace_opt.hf.observation import Observation
 from grace_opt.hf.prompt import Prompt
 from tests.hf.matrix import assistant
@@ -128,6 +129,56 @@ class TestAssisted:
             cache.crop(38)
         cache.crop(-2)
         assert cache.get_seq_length() == 38
+
+
+CROPPED = (
+    {},
+    {"evict": SnapKV(budget=50, window=6)},
+    {"evict": H2O(budget=50, window=None, observed=None)},
+    {"bits": 3, "basis": "none"},
+    {"bits": 3, "basis": "none", "evict": SnapKV(budget=120)},
+    {"read": "channels"},
+)
+
+
+@pytest.mark.parametrize("settings", CROPPED, ids=str)
+@pytest.mark.parametrize(("removed", "padding"), [(10, 0), (37, 0), (10, 30)])
+def test_a_prompt_cropped_while_it_is_read_is_what_is_left_of_it(removed, padding, settings, tiny, close):
+    """Queries of tokens that were taken back choose nothing."""
+    model = tiny()
+    x, y = (torch.randint(3, 97, (2, size), generator=torch.Generator().manual_seed(size)) for size in (180, 50))
+    mask = torch.ones(2, 240, dtype=torch.long)
+    mask[1, :padding] = 0
+    caches = [PrunedKeyCache(model, prompt_length=180 - removed + 50, **settings) for _ in range(2)]
+
+    @torch.no_grad()
+    def feed(cache, tokens):
+        seen = mask[:, : cache.get_seq_length() + tokens.shape[1]]
+        places = (seen.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+        return model(tokens, attention_mask=seen, position_ids=places, past_key_values=cache).logits
+
+    feed(caches[0], x)
+    caches[0].crop(-removed)
+    feed(caches[1], x[:, :-removed])
+    for tokens in (y, x[:, :1], x[:, 1:2]):
+        found, expected = (feed(cache, tokens) for cache in caches)
+        assert close(found, expected)
+    assert not caches[0].is_dense
+
+
+def test_a_prompt_whose_queries_are_all_taken_back_is_refused(tiny, prune, prompt, continuation):
+    model = copy.deepcopy(tiny())
+    model.generation_config.prefill_chunk_size = 40
+    cache = PrunedKeyCache(model, recent_window=8, observation_window=6)
+    with torch.no_grad():
+        model(prompt, past_key_values=cache)
+    with pytest.raises(CacheError, match="without its last 10 tokens no queries are left to choose by"):
+        cache.crop(-10)
+    assert [layer.get_seq_length() for layer in cache.layers] == [40, 40]  # as before
+    cache.crop(-4)
+    with torch.no_grad():
+        model(continuation[:, :1], past_key_values=cache)
+    assert (cache.get_seq_length(), cache.layers[0].compressed.length) == (37, 28)
 
 
 class TestDeclaring:
