@@ -166,18 +166,18 @@ def test_a_prompt_cropped_while_it_is_read_is_what_is_left_of_it(removed, paddin
     assert not caches[0].is_dense
 
 
-def test_a_prompt_whose_queries_are_all_taken_back_is_refused(tiny, prune, prompt, continuation):
-    model = copy.deepcopy(tiny())
+def test_a_prompt_whose_queries_are_all_taken_back_is_refused(tiny, padded, continuation):
+    model, (prompt, mask) = copy.deepcopy(tiny()), padded
     model.generation_config.prefill_chunk_size = 40
     cache = PrunedKeyCache(model, recent_window=8, observation_window=6)
     with torch.no_grad():
-        model(prompt, past_key_values=cache)
+        model(prompt, attention_mask=mask, past_key_values=cache)
     with pytest.raises(CacheError, match="without its last 10 tokens no queries are left to choose by"):
         cache.crop(-10)
     assert [layer.get_seq_length() for layer in cache.layers] == [40, 40]  # as before
     cache.crop(-4)
     with torch.no_grad():
-        model(continuation[:, :1], past_key_values=cache)
+        model(continuation[:, :1], attention_mask=mask[:, :37], past_key_values=cache)
     assert (cache.get_seq_length(), cache.layers[0].compressed.length) == (37, 28)
 
 
