@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -364,6 +365,18 @@ def test_the_plainest_locale(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert b"[x].dat: k_cluster, n = 8, k = 3, seed 0" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", ["0", "1", "10"])
+def test_a_terminal_without_columns(columns, file, tmp_path):
+    """Nothing was printed, and the exit code was 0."""
+    done = start("solve", file, "-k", 3, env={"COLUMNS": columns})
+    assert done.returncode == 0
+    assert re.search(rb"objective +[-\d]", done.stdout)
+    done = start("solve", tmp_path / "none\x1b[31m.npy", "-k", 3, env={"COLUMNS": columns})
+    assert done.returncode == 2
+    assert rb"none\x1b[31m.npy" in done.stderr
 
 
 @pytest.mark.slow

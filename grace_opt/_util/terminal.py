@@ -64,6 +64,8 @@ def use_ascii_fallback(stream: TextIO) -> None:
 def escape_path(text: str, stream: TextIO) -> str:
     """Escape, as Python would, the letters of a path that `stream` lacks; different names stay different.
 
+    And what would control the terminal.
+
     Examples
     --------
     >>> import io
@@ -73,6 +75,8 @@ def escape_path(text: str, stream: TextIO) -> str:
     encoding = getattr(stream, "encoding", None) or "utf-8"
 
     def shown(letter: str) -> str:
+        if unicodedata.category(letter) == "Cc" and letter not in "\n\t":
+            return repr(letter)[1:-1]
         return letter.encode(encoding, "backslashreplace").decode(encoding) if letter.isalpha() else letter
 
     return "".join(map(shown, text))

@@ -21,7 +21,12 @@ EXIT_CODES = (
     "stopped a method, and the best answer is not proved optimal; 4 a method refused or failed; 130 Ctrl-C. With 3, 4 "
     "and 130, the results so far are printed first."
 )
+#: Columns below which tables have no room for numbers; ``COLUMNS=0`` would leave room for nothing.
+NARROWEST = 30
 console, errors = (Console(stderr=stderr, markup=False, emoji=False, highlight=False) for stderr in (False, True))
+for each in (console, errors):
+    if each.width < NARROWEST:
+        each.width = NARROWEST
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 #: A model, as every command that takes one says it.
