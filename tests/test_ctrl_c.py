@@ -48,7 +48,8 @@ def interrupted(method, n, batch, longest, options):
             stops.clear()
             delay = longest * moments.random() ** 2
             # A thread here would send it when it gets the interpreter: at few moments, and always at the same ones.
-            sender, began = subprocess.Popen(["sh", "-c", f"sleep {delay}; kill -INT {os.getpid()}"]), time.monotonic()
+            began = time.monotonic()  # before it sleeps
+            sender = subprocess.Popen(["sh", "-c", f"sleep {delay}; kill -INT {os.getpid()}"])
             try:
                 solution = solve(W, n // 2, method, **options)
             except KeyboardInterrupt:
