@@ -162,7 +162,7 @@ class PrunedKeyCache(Cache):
         self._attending = ""  # the model's attention implementation in this step
         crossing = getattr(text, "cross_attention_layers", None) or ()  # which hold an image, and never grow
         #: Layers that all hold as many tokens.
-        self._alike = tuple(
+        self._alike = frozenset(
             i for i, layer in enumerate(layers) if isinstance(layer, DynamicLayer) and i not in crossing
         )
         self._before = -1, 0  # which of these layers was updated last, and how many tokens it had before
@@ -275,17 +275,21 @@ class PrunedKeyCache(Cache):
             If a layer cannot be cropped so far.
         """
         before = [(layer, _state(layer)) for layer in self.layers]
+        ours = [layer for layer in self.layers if isinstance(layer, PrunedKeyLayer)]  # which say what is wrong
         try:
-            # Those that say what is wrong first.
-            for layer in sorted(self.layers, key=lambda layer: not isinstance(layer, PrunedKeyLayer)):
+            for layer in ours:
                 layer.crop(tokens_to_remove)
-        except BaseException as error:
-            for layer, state in before:
-                vars(layer).update(state)
-            if isinstance(error, ValueError | RuntimeError) and not isinstance(error, GraceError):
+            try:
+                for layer in self.layers:
+                    if layer not in ours:
+                        layer.crop(tokens_to_remove)
+            except (ValueError, RuntimeError) as error:
                 raise CacheError(
                     f"a layer with a sliding window, which transformers keeps, cannot be cropped: {error}"
                 ) from error
+        except BaseException:
+            for layer, state in before:
+                vars(layer).update(state)
             raise
 
     def reset(self) -> None:
