@@ -261,7 +261,8 @@ def check_mask(problem: Problem, mask: Tensor, method: str) -> None:
             f"{method} chose {(size + more).tolist()} vertices{told} where k = {(problem.k + more).tolist()}."
         )
     if bool((count_true(mask & ~problem.candidates)).any()):
-        raise SolverError(f"{method} chose protected vertices.")
+        blocked = (mask & ~problem.candidates).reshape(-1, mask.shape[-1]).any(0)
+        raise SolverError(f"{method} chose protected vertices: {blocked.nonzero().flatten().tolist()}.")
 
 
 def tolerance(problem: Problem, mask: Tensor, objective: Tensor) -> Tensor:

@@ -83,8 +83,6 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
     mask = given.to(problem.W.device).reshape(rows, n).expand(problem.candidates.shape).clone()
     if problem.required is not None:  # chosen already; a mask from another solver is without them
         mask &= ~problem.required
-    if bool((blocked := (mask & ~problem.candidates).any(0)).any()):
-        raise OptionError(f"start= chose protected vertices: {blocked.nonzero().flatten().tolist()}.")
     try:
         check_mask(problem, mask, "start=")
     except SolverError as error:  # here it is the caller's, not a method's
