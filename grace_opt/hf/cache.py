@@ -13,11 +13,10 @@ Source: GRACE (arXiv 2604.16983), Algorithm 1; the layout of ThinK (arXiv 2407.2
 from __future__ import annotations
 
 import copy
-import inspect
 import os
 import sys
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,14 +34,19 @@ from .arguments import GRACE, RATIO, given_of, unwrap_model
 from .bits.coded import CodedTokens
 from .bits.make_budget import budget_of
 from .config import PruningConfig
+from .fingerprint import fingerprint, fingerprint_differences
+from .in_step import InStep, all_or_none
 from .layer import PrunedKeyLayer
 from .layer_budgets import LayerBudgets
-from .masking import fingerprint, fingerprint_differences, layer_devices, mask_from_kept, static_sources
+from .mask_source import check_no_settings, check_one_source, forgotten_source, no_source
+from .masking import mask_from_kept
+from .placement import layer_devices
 from .plan import LayerPlan, MaskSource
 from .prunable import prunable_layers, text_config
 from .reading.report import LayerReading, ReadReport
 from .report import MemoryReport, measure
 from .saving import load_about, restore_layers, save_layers
+from .static_masks import static_sources
 
 
 class PrunedKeyCache(Cache):
@@ -127,9 +131,9 @@ class PrunedKeyCache(Cache):
                     f"pruning must be a PruningConfig, or the name of a file that grace-opt tune wrote, not "
                     f"{pruning!r}; write PruningConfig(...), or PruningConfig.from_dict(...)"
                 )
-            _check_no_settings(given, "pruning=")
+            check_no_settings(given, "pruning=")
         self.pruning = PruningConfig.of(given) if pruning is None else pruning
-        _check_one_source(self.pruning, given, provider, masks)
+        check_one_source(self.pruning, given, provider, masks)
         self.budget = None
         if self.pruning.quantize is not None:
             self.pruning.quantize.check_installed()
@@ -160,12 +164,7 @@ class PrunedKeyCache(Cache):
             )
         self._last_updated: PrunedKeyLayer | None = None
         self._attending = ""  # the model's attention implementation in this step
-        crossing = getattr(text, "cross_attention_layers", None) or ()  # which hold an image, and never grow
-        #: Layers that all hold as many tokens.
-        self._alike = frozenset(
-            i for i, layer in enumerate(layers) if isinstance(layer, DynamicLayer) and i not in crossing
-        )
-        self._before = -1, 0  # which of these layers was updated last, and how many tokens it had before
+        self._in_step = InStep(layers, text)
         super().__init__(layers=layers, offloading=offloading)
         if prompt_length is not None:
             self.declare_prompt(prompt_length)
@@ -176,7 +175,7 @@ class PrunedKeyCache(Cache):
             return static_sources(masks, self.fingerprint() if masks.fingerprint else self._shape, self.prunable_layers)
         self.pruning.ratios(count)
         if self.pruning.is_coded:
-            return dict.fromkeys(self.prunable_layers, _no_source)
+            return dict.fromkeys(self.prunable_layers, no_source)
         sources = {i: self.pruning.provider(i) if provider is None else provider for i in self.prunable_layers}
         for source in sources.values():
             if isinstance(source, MaskProvider):
@@ -242,8 +241,8 @@ class PrunedKeyCache(Cache):
             for each in self.layers:
                 if isinstance(each, PrunedKeyLayer):
                     each.check_numbers()
-        if layer_idx in self._alike and not torch.compiler.is_compiling():
-            self._check_in_step(layer_idx)
+        if not torch.compiler.is_compiling():
+            self._in_step.check_update(self.layers, layer_idx)
         self._last_updated = layer if isinstance(layer, PrunedKeyLayer) else None
         if self._last_updated is None and getattr(layer, "is_initialized", False) and isinstance(layer, DynamicLayer):
             pairs = ((layer.keys, layer.values), (key_states, value_states))
@@ -258,14 +257,6 @@ class PrunedKeyCache(Cache):
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return updated
 
-    def _check_in_step(self, layer_idx: int) -> None:
-        """Raise if the layer has more or fewer tokens than the last one had: some step has ended between them."""
-        last, before = self._before
-        count = self.layers[layer_idx].get_seq_length()
-        if last < layer_idx and last >= 0 and count != before:
-            raise _interrupted({before, count})
-        self._before = layer_idx, count
-
     def crop(self, tokens_to_remove: int) -> None:
         """Drop the newest tokens of all layers, or of none: see `grace_opt.hf.layer.PrunedKeyLayer.crop`.
 
@@ -274,9 +265,8 @@ class PrunedKeyCache(Cache):
         CacheError, OptionError
             If a layer cannot be cropped so far.
         """
-        before = [(layer, _state(layer)) for layer in self.layers]
         ours = [layer for layer in self.layers if isinstance(layer, PrunedKeyLayer)]  # which say what is wrong
-        try:
+        with all_or_none(self.layers):
             for layer in ours:
                 layer.crop(tokens_to_remove)
             try:
@@ -287,10 +277,6 @@ class PrunedKeyCache(Cache):
                 raise CacheError(
                     f"a layer with a sliding window, which transformers keeps, cannot be cropped: {error}"
                 ) from error
-        except BaseException:
-            for layer, state in before:
-                vars(layer).update(state)
-            raise
 
     def reset(self) -> None:
         """Forget everything, ready for another prompt."""
@@ -300,7 +286,7 @@ class PrunedKeyCache(Cache):
                 layer.keys = layer.values = None
                 layer.is_initialized = False
         super().reset()
-        self._before = -1, 0
+        self._in_step.forget()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of cached tokens: all that were added and not cropped."""
@@ -398,8 +384,7 @@ class PrunedKeyCache(Cache):
             If layers hold different numbers of tokens, because the last step was interrupted.
         """
         self._pruned_layers()
-        if len(counts := {self.layers[index].get_seq_length() for index in self._alike}) > 1:
-            raise _interrupted(counts)
+        self._in_step.check_all(self.layers)
         about = {
             "fingerprint": self.fingerprint(),
             "pruning": self.pruning.to_dict(),
@@ -459,7 +444,7 @@ class PrunedKeyCache(Cache):
             pruning = replace(pruning, basis=basis)
         deciding: dict[str, Any] = {"provider": provider, "masks": masks}
         if about["chosen_by"] != "method" and provider is None and masks is None:
-            deciding["provider"] = _forgotten_source
+            deciding["provider"] = forgotten_source
         try:
             cache = cls(model, pruning=pruning, **deciding)
         except GraceError as error:
@@ -533,32 +518,6 @@ class PrunedKeyCache(Cache):
         return found
 
 
-def _state(layer: Any) -> dict[str, Any]:
-    """Return what a layer holds, of which cropping replaces parts and changes none."""
-    state = dict(vars(layer))
-    if isinstance(layer, PrunedKeyLayer):
-        state["prompt"] = copy.copy(layer.prompt)
-    return state
-
-
-def _interrupted(counts: Iterable[int]) -> CacheError:
-    return CacheError(
-        f"layers of the cache hold different numbers of tokens ({', '.join(map(str, sorted(counts)))}): a forward pass "
-        "ended in the middle, by an error or Ctrl-C; call reset(), or make a new cache, and read the text again"
-    )
-
-
-def _no_source(queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> ChannelMask:
-    raise CacheError("this cache gives bits to all channels and chooses none")
-
-
-def _forgotten_source(queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> ChannelMask:
-    raise CacheError(
-        "the channels of this saved cache were chosen by a provider or by masks, which are not part of the file; to "
-        "prune another prompt, write PrunedKeyCache.load(path, model, provider=...) or masks=..."
-    )
-
-
 def _check_readable(layer: Any, implementation: str) -> None:
     """Raise if the model's attention function cannot read pruned keys."""
     others = implementation in ("sdpa", "eager", "flex_attention") or "flash" in implementation
@@ -569,47 +528,3 @@ def _check_readable(layer: Any, implementation: str) -> None:
             'model.set_attn_implementation("grace_sdpa") ("grace_eager" for models that need eager attention), or '
             "continue inside `with grace_opt.hf.attach(model):`"
         )
-
-
-def _check_no_settings(ignored: Iterable[str], source: str) -> None:
-    """Refuse settings that would be ignored."""
-    if names := ", ".join(ignored):
-        decided = "all settings" if source == "pruning=" else "which channels go"
-        raise OptionError(f"{source} already decides {decided}; leave out {names}")
-
-
-def _check_one_source(
-    pruning: PruningConfig, given: Mapping[str, Any], provider: MaskSource | None, masks: ChannelMask | None
-) -> None:
-    """Refuse arguments that would be ignored, because ``provider`` or ``masks`` already decides the channels."""
-    chosen = [name for name, value in (("provider", provider), ("masks", masks)) if value is not None]
-    if len(chosen) > 1:
-        raise OptionError("provider= already decides which channels go; leave out masks")
-    if chosen and pruning.is_coded:
-        raise OptionError(
-            f"{chosen[0]}= chooses which channels go, and bits= gives all of them their number of bits; leave out one"
-        )
-    if chosen:
-        deciding, defaults = (
-            ("method", "ratio", "kept_channels", "protect", "weight", "seed"),
-            PruningConfig(read=pruning.read),
-        )
-        ignored = [n for n in deciding if n in given or getattr(pruning, n) != getattr(defaults, n)]
-        _check_no_settings([*ignored, *pruning.options], f"{chosen[0]}=")
-    if provider is not None and (isinstance(provider, type) or not callable(provider)):
-        raise OptionError(
-            f"provider={provider!r}: write a function (queries, keys, attention_mask) -> ChannelMask, for instance "
-            'MaskProvider("mies", 0.5); a name alone is method='
-        )
-    if provider is not None:
-        try:
-            inspect.signature(provider).bind(None, None, None)
-        except ValueError:  # it has no signature that Python knows
-            pass
-        except TypeError as error:
-            raise OptionError(
-                f"provider={provider!r} cannot be called as provider(queries, keys, attention_mask): {error}; write a "
-                "function of three parameters"
-            ) from None
-    if masks is not None and not isinstance(masks, ChannelMask):
-        raise OptionError(f"masks must be a ChannelMask, not {type(masks).__name__}; write ChannelMask.load(path)")

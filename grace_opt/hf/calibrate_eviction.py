@@ -25,12 +25,13 @@ from .capture import capture
 from .evaluated import evaluated
 from .evaluation import compare_predictions, next_token_log_probs
 from .filling import filled
+from .fingerprint import fingerprint
 from .graph_eviction import GraphEviction
 from .implementation import attention_implementation, base_for
 from .known_layers import decoder_layers, outputs_recorded, returning
 from .layer_budgets import check_divisible
 from .layer_losses import LayerLosses
-from .masking import execution_device, fingerprint
+from .placement import input_device
 from .prunable import text_config
 from .texts import check_known, given_texts, token_ids
 
@@ -135,7 +136,7 @@ def calibrate_eviction(
         raise CalibrationError(
             f"no text has {FEWEST_TOKENS} tokens, fewer than which say little of an eviction; give longer ones"
         )
-    device = execution_device(model.get_input_embeddings()) or torch.device("cpu")
+    device = input_device(model)
     layers = _whole(model).prunable_layers
     sums: Tensor | None = None
     count = done = 0

@@ -16,7 +16,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -32,7 +31,8 @@ from .cache import PrunedKeyCache
 from .capture import capture
 from .channel_choice import check_usable, mask_that_prunes_nothing, prunes_nothing
 from .config import PruningConfig
-from .masking import execution_device, fingerprint
+from .fingerprint import fingerprint
+from .placement import input_device
 from .texts import all_token_ids
 
 #: Settings of a cache that do not affect which channels are chosen from whole texts.
@@ -113,7 +113,7 @@ def calibrate(
     observed = integer("observation_window", observation_window, at_least=1, optional=True)
     # The same checks, layers and settings as the cache that will use the masks.
     cache = PrunedKeyCache(model, method, ratio, pruning=pruning, **settings)
-    device = execution_device(model.get_input_embeddings()) or torch.device("cpu")
+    device = input_device(model)
     means: dict[int, Tensor] = {}
     squares: dict[int, Tensor] = {}
     kept: dict[int, ChannelMask] = {}

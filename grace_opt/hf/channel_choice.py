@@ -16,9 +16,9 @@ from .._util.arrays import working_dtype
 from ..attention.masks import ChannelMask
 from ..attention.provider import MaskProvider
 from ..errors import CacheError, ProblemError
-from .masking import StaticMask
 from .observation import Observation
 from .plan import LayerPlan, MaskSource
+from .static_masks import StaticMask
 
 #: Largest number that can be coded: products of a query and a key must stay in the range of float32.
 MAX_CODED = 1e18

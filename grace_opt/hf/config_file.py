@@ -19,7 +19,7 @@ from .._util.parameters import shown
 from ..attention.masks import is_fingerprint
 from ..errors import OptionError
 from .arguments import unwrap_model
-from .masking import fingerprint, fingerprint_differences
+from .fingerprint import fingerprint, fingerprint_differences
 
 FORMAT, VERSION = "grace_opt.pruning", "1"
 

@@ -38,7 +38,7 @@ from .attention_received import attention_received, check_valid, finished_scores
 from .graph_eviction import GraphEviction
 from .layer_budgets import LayerBudgets
 from .layer_losses import LayerLosses
-from .masking import own_heads
+from .placement import own_heads
 from .token_budget import OTHER_NAMES, Budget, WindowedBudget, check_fits
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..errors import CacheError
-from .masking import has_all_weights, weights_digest
+from .fingerprint import has_all_weights, weights_digest
 
 
 class Filler:

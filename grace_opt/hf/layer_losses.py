@@ -20,8 +20,8 @@ from .._util.tensor_files import TensorFormat
 from ..attention.masks import is_fingerprint
 from ..errors import CalibrationError
 from .arguments import unwrap_model
-from .masking import fingerprint as fingerprint_of
-from .masking import fingerprint_differences
+from .fingerprint import fingerprint as fingerprint_of
+from .fingerprint import fingerprint_differences
 
 FORMAT = TensorFormat("grace_opt.layer_losses", "1", "a file of losses of layers", CalibrationError)
 #: A loss below this share of the largest one is rounding, and counts as this much.
@@ -45,7 +45,7 @@ class LayerLosses:
         One for each share, for each head, for each layer; or for each layer, if all of its heads keep the same share.
         Not negative.
     fingerprint : mapping
-        Which model they were measured on; see `grace_opt.hf.masking.fingerprint`.
+        Which model they were measured on; see `grace_opt.hf.fingerprint.fingerprint`.
 
     Examples
     --------

@@ -20,7 +20,7 @@ from .bits.saved_row import CODED_FIELDS, RowCheck
 from .bits.settings import OF_PROMPT
 from .by_heads import ByHeads
 from .layer import PrunedKeyLayer
-from .masking import rank
+from .placement import rank
 from .plan import LayerPlan
 from .quantization import QuantizedTokens
 from .reading.index import ReadIndex

@@ -14,7 +14,7 @@ import transformers
 from transformers import DynamicCache
 
 import grace_opt.hf
-from grace_opt.hf import PrunedKeyCache, masking, saving
+from grace_opt.hf import PrunedKeyCache, fingerprint, saving
 
 FAMILIES = {
     "llama": ("Llama", {}),
@@ -93,7 +93,7 @@ def digest_known(monkeypatch):
     def read(path):
         found = saving.FILE_FORMAT.read(path)
         monkeypatch.setattr(saving, "FILE_FORMAT", Written())
-        monkeypatch.setattr(masking, "weights_digest", functools.cache(masking.weights_digest))
+        monkeypatch.setattr(fingerprint, "weights_digest", functools.cache(fingerprint.weights_digest))
         return found
 
     return read

@@ -12,9 +12,12 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError, MaskError
-from grace_opt.hf import PrunedKeyCache, calibrate_basis, masking
+from grace_opt.hf import PrunedKeyCache, calibrate_basis, placement
+from grace_opt.hf.fingerprint import fingerprint
 from grace_opt.hf.layer import PrunedKeyLayer
-from grace_opt.hf.masking import StaticMask, fingerprint, kept_channels, layer_devices
+from grace_opt.hf.masking import kept_channels
+from grace_opt.hf.placement import layer_devices
+from grace_opt.hf.static_masks import StaticMask
 from tests.hf import parallel_worker
 from tests.hf.conftest import OBSERVED, RECENT, build
 
@@ -103,7 +106,7 @@ class TestStaticMasksOnARank:
     def rank(self, request, monkeypatch):
         says = {"is_available": True, "is_initialized": True, "get_world_size": 3, "get_rank": request.param}
         functions = {name: lambda value=value: value for name, value in says.items()}
-        monkeypatch.setattr(masking, "dist", types.SimpleNamespace(**functions))
+        monkeypatch.setattr(placement, "dist", types.SimpleNamespace(**functions))
         return request.param
 
     @pytest.fixture

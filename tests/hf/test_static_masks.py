@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grace_opt.attention.masks import ChannelMask
-from grace_opt.hf import masking
+from grace_opt.hf.fingerprint import weights_digest
 
 
 @pytest.fixture
@@ -62,6 +62,6 @@ def test_the_digest_reads_large_parameters_to_their_end():
     """Beyond 2**24 entries float32 cannot count; changing the last entry must change the digest."""
     big = torch.nn.Module()
     big.weight = torch.nn.Parameter(torch.zeros(2**24 + 3, dtype=torch.bfloat16), requires_grad=False)
-    before = masking.weights_digest(big)
+    before = weights_digest(big)
     big.weight[-1] = 1.0
-    assert masking.weights_digest(big) != before
+    assert weights_digest(big) != before

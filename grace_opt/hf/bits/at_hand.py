@@ -26,7 +26,7 @@ from ..._util.progress import progress_bar
 from ..._util.terminal import escape_path
 from ...errors import CalibrationError, OptionError
 from ..arguments import unwrap_model
-from ..masking import fingerprint
+from ..fingerprint import fingerprint
 from ..models import MOST_QUOTED
 from ..texts import shipped_texts
 from .calibrate import calibrate_basis, refuse_parts

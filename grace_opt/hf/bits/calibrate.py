@@ -21,7 +21,8 @@ from ...errors import CacheError, CalibrationError
 from ..arguments import require_model
 from ..capture import AttentionCall, record
 from ..evaluated import evaluated
-from ..masking import execution_device, fingerprint
+from ..fingerprint import fingerprint
+from ..placement import input_device
 from ..prunable import prunable_layers, text_config
 from ..texts import given_texts, token_ids
 from .calibrated import CalibratedBasis
@@ -116,7 +117,7 @@ def calibrate_basis(
             stacklevel=2,
         )
     layers = {index: LayerMoments(index) for index in prunable_layers(config)}
-    device = execution_device(model.get_input_embeddings()) or torch.device("cpu")
+    device = input_device(model)
 
     def take(call: AttentionCall) -> None:
         index = getattr(call.module, "layer_idx", None)

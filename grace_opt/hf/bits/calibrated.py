@@ -19,8 +19,8 @@ from ..._util.parameters import number
 from ..._util.tensor_files import digest
 from ...errors import CalibrationError
 from ..arguments import unwrap_model
-from ..masking import fingerprint as fingerprint_of
-from ..masking import fingerprint_differences
+from ..fingerprint import fingerprint as fingerprint_of
+from ..fingerprint import fingerprint_differences
 from .basis import Basis
 from .basis_file import FORMAT, as_tensors, check_contents, from_tensors
 from .rates import rates_of_mean
@@ -41,7 +41,7 @@ class CalibratedBasis:
     key_rates, value_rates : dict
         ``(H, M)`` float32 for each layer: bits per element that each head takes at each price.
     fingerprint : dict
-        Which model it was made for; see `grace_opt.hf.masking.fingerprint`.
+        Which model it was made for; see `grace_opt.hf.fingerprint.fingerprint`.
     texts, tokens : int
         Number of calibration texts, and of their tokens.
 

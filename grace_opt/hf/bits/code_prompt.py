@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ..._util.arrays import to_device
-from ..masking import rank
 from ..observation import Observation
+from ..placement import rank
 from ..plan import LayerPlan
 from .basis import Basis, energy_in, identity_basis, joint_basis
 from .bitplanes import PER_BYTE, pack_bits

@@ -29,7 +29,8 @@ from ...kernels.coding import fitted
 from ...kernels.steps import lower_hulls, within_budget
 from ..arguments import require_model
 from ..capture import AttentionCall, record
-from ..masking import execution_device, fingerprint
+from ..fingerprint import fingerprint
+from ..placement import input_device
 from ..prunable import text_config
 from ..texts import shipped_texts, token_ids
 from .at_hand import basis_for, tokenizer_of
@@ -232,7 +233,7 @@ def export_static(
                 )
             spread.add(coordinates, -(-known // FITTED_TO))
 
-    device = execution_device(model.get_input_embeddings()) or torch.device("cpu")
+    device = input_device(model)
     for done, (ids, places) in enumerate(zip(every, starts, strict=True), 1):
         for start in places:
             record(model, ids.to(device), None, take, start=start)

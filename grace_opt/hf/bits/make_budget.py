@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..._util.files import path_text
 from ..._util.names import did_you_mean
 from ...errors import CacheError, CalibrationError, OptionError
-from ..masking import is_tensor_parallel
+from ..placement import is_tensor_parallel
 from .at_hand import basis_for
 from .budget import BitBudget
 from .calibrated import CalibratedBasis

@@ -106,7 +106,7 @@ class StaticCoders:
     keys, values : dict
         The `StaticCoder` of each layer that can be coded, by its position in the model.
     fingerprint : dict
-        Which model it was made for; see `grace_opt.hf.masking.fingerprint`.
+        Which model it was made for; see `grace_opt.hf.fingerprint.fingerprint`.
     sinks : int
         Number of first tokens that were left out, as they are unlike all others: keep them dense.
     texts, tokens : int

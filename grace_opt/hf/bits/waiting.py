@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..masking import rank
+from ..placement import rank
 from ..plan import LayerPlan
 from .classes import class_sizes, token_weights
 from .codebooks import WIDTHS

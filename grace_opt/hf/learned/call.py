@@ -24,7 +24,7 @@ from ..arguments import RATIO, require_model
 from ..cache import PrunedKeyCache
 from ..config import PruningConfig
 from ..evaluated import evaluated
-from ..masking import fingerprint
+from ..fingerprint import fingerprint
 from ..texts import all_token_ids
 from .checkpoint import Checkpoint, digest
 from .observe import LayerReading, Window, cut, observe

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..._util.tensor_files import TensorFormat
 from ...attention.masks import is_fingerprint
 from ...errors import MaskError
-from ..masking import fingerprint_differences
+from ..fingerprint import fingerprint_differences
 
 FILE_FORMAT = TensorFormat("grace_opt.learned_layers", "1", "a checkpoint of learned masks", MaskError)
 

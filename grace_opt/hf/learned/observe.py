@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from ...errors import CacheError, CalibrationError
 from ..bits.projection import projection_weights
 from ..capture import AttentionCall, record
-from ..masking import execution_device
+from ..placement import input_device
 from .objective import LayerSample, sample_of
 
 #: Largest difference, as a share of the output's largest number, between a model's attention and what we recompute.
@@ -160,7 +160,7 @@ def observe(
     token = torch.arange(max(window.ids.shape[1] for window in windows), device=places.device)
     visible, far = token <= places, (token <= places - recent) & (token >= sinks)
     found = {index: LayerReading(index, visible, far) for index in layers}
-    device = execution_device(model.get_input_embeddings()) or torch.device("cpu")
+    device = input_device(model)
     for number, window in enumerate(windows, 1):
 
         def take(call: AttentionCall, window: Window = window) -> None:

@@ -27,7 +27,7 @@ from ...sweep.measure import cpu_name
 from ..arguments import require_model
 from ..bits.at_hand import basis_for
 from ..bits.settings import CALIBRATED, NO_BASIS, OF_PROMPT
-from ..masking import fingerprint
+from ..fingerprint import fingerprint
 from ..texts import texts_by_name
 from .candidates import BITS, Candidate, default_candidates
 from .measuring import Measurer

@@ -41,7 +41,7 @@ class TuneResult:
     windows : tuple of dict
         Name, digest and numbers of tokens of each window.
     fingerprint : mapping
-        The model; see `grace_opt.hf.masking.fingerprint`.
+        The model; see `grace_opt.hf.fingerprint.fingerprint`.
     measured : mapping
         By setting and number of the window, what was measured: the numbers of which the rows are means.
     provenance : mapping

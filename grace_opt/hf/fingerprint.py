@@ -1,0 +1,103 @@
+"""`fingerprint`: which model a mask, a basis or a saved cache was made for.
+
+When: something is kept for a model, and used again later: channels, bits and coded keys of another model, or of other
+weights, give wrong tokens without a word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from .placement import is_tensor_parallel, rank, ranks
+
+
+def fingerprint(model: PreTrainedModel | PreTrainedConfig) -> dict[str, int | str]:
+    """Return what a mask (or a saved cache) and a model must agree on.
+
+    Parameters
+    ----------
+    model : PreTrainedModel or PreTrainedConfig
+        The model, or only its configuration. For a composite model, the text decoder's is read.
+
+    Returns
+    -------
+    dict
+        ``model_type``, ``num_hidden_layers``, ``num_key_value_heads`` and ``head_dim``, of all ranks together. A model
+        also has ``weights``, a digest of a sample of every parameter, equal in every floating-point type that holds
+        bfloat16; it is missing if some weights are elsewhere (sharded over ranks, offloaded to disk). A tensor-parallel
+        model has ``tensor_parallel``, because its masks and caches hold only the KV heads of this rank.
+    """
+    config = model.config if isinstance(model, PreTrainedModel) else model
+    text = config.get_text_config(decoder=True)
+    heads = int(text.num_attention_heads)
+    found: dict[str, int | str] = {
+        "model_type": str(text.model_type),
+        "num_hidden_layers": int(text.num_hidden_layers),
+        "num_key_value_heads": int(getattr(text, "num_key_value_heads", None) or heads),
+        "head_dim": int(getattr(text, "head_dim", None) or text.hidden_size // heads),
+    }
+    if isinstance(model, PreTrainedModel):
+        if is_tensor_parallel(model):
+            found["tensor_parallel"] = f"rank {rank()} of {ranks()}"
+        elif has_all_weights(model):
+            found["weights"] = weights_digest(model)
+    return found
+
+
+def fingerprint_differences(what: str, made_for: Mapping[str, int | str], here: Mapping[str, int | str]) -> list[str]:
+    """Return, in words, how a model differs from the one that something was made for; empty if it fits.
+
+    Parameters
+    ----------
+    what : str
+        What was made, for the words.
+    made_for, here : mapping
+        Fingerprints. Weights are compared if both are known.
+
+    Examples
+    --------
+    >>> fingerprint_differences("basis", {"head_dim": 64}, {"head_dim": 128, "weights": "0"})
+    ['head_dim: basis 64, model 128']
+    """
+    differences = [
+        f"{name}: {what} {made_for[name]}, model {here[name]}"
+        for name in here
+        if name != "weights" and name in made_for and here[name] != made_for[name]
+    ]
+    weights = here.get("weights"), made_for.get("weights")
+    if not differences and None not in weights and weights[0] != weights[1]:
+        differences.append("the weights differ, as after fine-tuning")
+    return differences
+
+
+def has_all_weights(module: nn.Module) -> bool:
+    """Return whether all parameters are in this process: none is sharded over ranks, or offloaded to disk."""
+    return not any(parameter.is_meta or _is_sharded(parameter) for parameter in module.parameters())
+
+
+def _is_sharded(parameter: Tensor) -> bool:
+    """Return whether it is a DTensor, judged by its attributes: some builds of torch lack the class."""
+    return hasattr(parameter, "placements")
+
+
+DIGEST_ENTRIES_PER_PARAMETER = 16
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Return the SHA-256 of names, shapes and some evenly spread entries of every parameter, as bfloat16."""
+    sampled = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        flat = parameter.detach().reshape(-1)
+        sampled.update(f"{name} {tuple(parameter.shape)}".encode())
+        count = min(DIGEST_ENTRIES_PER_PARAMETER, flat.numel())
+        # In integers: float32 cannot count the entries of a large embedding.
+        places = torch.from_numpy(np.arange(count, dtype=np.int64) * (flat.numel() - 1) // max(count - 1, 1))
+        entries = flat.index_select(0, places.to(flat.device)).to(torch.bfloat16)
+        sampled.update(entries.view(torch.int16).cpu().numpy().tobytes())
+    return sampled.hexdigest()

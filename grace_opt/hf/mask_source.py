@@ -1,0 +1,75 @@
+"""Which of a cache's arguments chooses the channels, checked when the cache is made, not after a long prompt.
+
+When: `PrunedKeyCache` is made. The settings' method, ``provider=``, ``masks=`` and ``bits=`` exclude each other: what
+would be ignored is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ..attention.masks import ChannelMask
+from ..errors import CacheError, OptionError
+from .config import PruningConfig
+from .plan import MaskSource
+
+
+def no_source(queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> ChannelMask:
+    """Choose nothing: the source of layers that are coded."""
+    raise CacheError("this cache gives bits to all channels and chooses none")
+
+
+def forgotten_source(queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> ChannelMask:
+    """Choose nothing: the source of layers from a file, whose own source is not in it."""
+    raise CacheError(
+        "the channels of this saved cache were chosen by a provider or by masks, which are not part of the file; to "
+        "prune another prompt, write PrunedKeyCache.load(path, model, provider=...) or masks=..."
+    )
+
+
+def check_no_settings(ignored: Iterable[str], source: str) -> None:
+    """Refuse settings that would be ignored."""
+    if names := ", ".join(ignored):
+        decided = "all settings" if source == "pruning=" else "which channels go"
+        raise OptionError(f"{source} already decides {decided}; leave out {names}")
+
+
+def check_one_source(
+    pruning: PruningConfig, given: Mapping[str, Any], provider: MaskSource | None, masks: ChannelMask | None
+) -> None:
+    """Refuse arguments that would be ignored, because ``provider`` or ``masks`` already decides the channels."""
+    chosen = [name for name, value in (("provider", provider), ("masks", masks)) if value is not None]
+    if len(chosen) > 1:
+        raise OptionError("provider= already decides which channels go; leave out masks")
+    if chosen and pruning.is_coded:
+        raise OptionError(
+            f"{chosen[0]}= chooses which channels go, and bits= gives all of them their number of bits; leave out one"
+        )
+    if chosen:
+        deciding, defaults = (
+            ("method", "ratio", "kept_channels", "protect", "weight", "seed"),
+            PruningConfig(read=pruning.read),
+        )
+        ignored = [n for n in deciding if n in given or getattr(pruning, n) != getattr(defaults, n)]
+        check_no_settings([*ignored, *pruning.options], f"{chosen[0]}=")
+    if provider is not None and (isinstance(provider, type) or not callable(provider)):
+        raise OptionError(
+            f"provider={provider!r}: write a function (queries, keys, attention_mask) -> ChannelMask, for instance "
+            'MaskProvider("mies", 0.5); a name alone is method='
+        )
+    if provider is not None:
+        try:
+            inspect.signature(provider).bind(None, None, None)
+        except ValueError:  # it has no signature that Python knows
+            pass
+        except TypeError as error:
+            raise OptionError(
+                f"provider={provider!r} cannot be called as provider(queries, keys, attention_mask): {error}; write a "
+                "function of three parameters"
+            ) from None
+    if masks is not None and not isinstance(masks, ChannelMask):
+        raise OptionError(f"masks must be a ChannelMask, not {type(masks).__name__}; write ChannelMask.load(path)")
