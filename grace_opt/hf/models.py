@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
+from .._util.optional import require
 from ..errors import GraceError
 
 #: Folder of the pocket model in the installed package.
@@ -70,6 +71,7 @@ def load_model(where: str) -> tuple[PreTrainedModel, Any]:
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelError(f"no GGUF file at {where}.")
+        require("gguf", "hf", f"reading {path.name}")
         source, options = str(path.parent), {"gguf_file": path.name}
     elif not path.exists() and (where.startswith((".", "~")) or path.is_absolute() or len(path.parts) > 2):
         raise ModelError(f"no folder at {where}; a Hub id has the form name, or owner/name.")  # the Hub is not asked

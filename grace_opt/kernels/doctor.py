@@ -26,9 +26,12 @@ PACKAGES = (
     ("llvmlite", "", "compiled loops"),
     ("cvxpy", "", "the sdp method"),
     ("transformers", "hf", "pruning key caches"),
+    ("accelerate", "hf", "models on several devices, and grace-opt lm-eval"),
+    ("gguf", "hf", "models in .gguf files"),
     ("triton", "gpu", "kernels for the GPU"),
     ("hqq", "quant", "keys and values in few bits"),
     ("optimum-quanto", "quant", "keys and values in few bits"),
+    ("lm_eval", "lm-eval", "grace-opt lm-eval"),
     ("matplotlib", "demo", "the demo's pictures"),
     ("pandas", "bench", "reports of experiments"),
 )

@@ -1,6 +1,8 @@
 """Our caches in lm-evaluation-harness: its own model and plain loops over our caches are the oracles."""
 
+import importlib
 import json
+import sys
 from functools import cache, partial
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from grace_opt.cli.app import app
-from grace_opt.errors import OptionError
+from grace_opt.errors import MissingLibraryError, OptionError
 from grace_opt.hf import PrunedKeyCache, SnapKV, attention_implementation
 from grace_opt.hf.lm_eval.arguments import model_arguments, split_arguments
 from grace_opt.hf.lm_eval.pieces import piece_of
@@ -32,6 +34,14 @@ DOCS = [json.loads(line) for line in (FOLDER / "passwords.jsonl").read_text().sp
 LONG = [doc["text"] for doc in DOCS[:-1]]
 SHORT = DOCS[-1]["text"]
 SETTINGS = {"method": {"ratio": 0.5}, "bits": {"bits": 2.25}}
+
+
+@pytest.mark.parametrize("library", ["lm_eval", "accelerate"])
+def test_says_what_to_install(library, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, "grace_opt.hf.lm_eval.model")
+    with pytest.raises(MissingLibraryError, match=rf"needs {library}, .*pip install .*lm-eval"):
+        importlib.import_module("grace_opt.hf.lm_eval.model")
 
 
 @cache

@@ -4,6 +4,7 @@ import functools
 import json
 import random
 import shutil
+import sys
 from unittest import mock
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from grace_opt import CacheError, OptionError, instances, interaction_matrix, solve
 from grace_opt.cli.app import app
+from grace_opt.errors import MissingLibraryError
 from grace_opt.hf import PrunedKeyCache, PruningConfig, SnapKV, attention_implementation, capture
 from grace_opt.hf.bits.at_hand import basis_for
 from grace_opt.hf.demo import run_demo
@@ -180,6 +182,13 @@ def test_models_that_can_not_be_loaded(tmp_path):
     for missing in (str(tmp_path / "none"), "./none", "one/two/three"):
         with pytest.raises(ModelError, match="no folder at"):
             load_model(missing)
+
+
+def test_a_gguf_file_needs_gguf(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    (tmp_path / "small.gguf").touch()
+    with pytest.raises(MissingLibraryError, match=r"reading small.gguf needs gguf, .*pip install"):
+        load_model(str(tmp_path / "small.gguf"))
 
 
 @pytest.mark.parametrize(

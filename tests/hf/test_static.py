@@ -112,6 +112,16 @@ def test_the_file_alone_says_how_to_code_and_restore(kind, exported):
         assert (codes.int() < 2 ** coder.widths.int()[:, None]).all()
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 3e38])
+def test_numbers_without_a_code_are_refused(number, exported):
+    coder = exported[-1].keys[0]
+    keys = torch.zeros(len(coder.widths), 4, coder.widths.shape[1])
+    assert coder.codes(keys).shape == keys.shape
+    keys[1, 2] = coder.encode[1, :, 0].sign() * number  # whose products all have one sign
+    with pytest.raises(OptionError, match="not finite, or too large"):
+        coder.codes(keys)
+
+
 def test_products_need_no_restored_keys(exported):
     """What a kernel does: the queries go into the coordinates, once, and meet the levels there."""
     model, _, path, made = exported

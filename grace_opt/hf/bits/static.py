@@ -71,10 +71,17 @@ class StaticCoder:
         """Return the codes of keys or values ``(..., H, n, d)``, uint8 of the same shape; 0 without bits.
 
         Exactly between two levels, the lower one is taken.
+
+        Raises
+        ------
+        OptionError
+            If the tensor has another shape, or numbers without a code: not finite, or too large for float32's products.
         """
         self._check(tensor)
         scales = torch.where(self.pruned, 1, self.scales)[:, None]
         found = (tensor.float() @ self.encode - self.means[:, None]) / scales
+        if not found.isfinite().all():
+            raise OptionError("the tensor has numbers that are not finite, or too large for products in float32")
         edges, codes = codebooks(found.device).edges, torch.zeros_like(found, dtype=torch.uint8)
         for width in WIDTHS[1:]:
             here = (self.widths == width)[:, None].expand(found.shape)

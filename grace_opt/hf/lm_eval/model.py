@@ -21,19 +21,24 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from lm_eval.api.registry import register_model
-from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 from torch.nn.functional import log_softmax
 from tqdm import tqdm
 
 from ... import __version__
+from ..._util.optional import require
 from ...errors import OptionError
 from ..cache import PrunedKeyCache
 from ..implementation import attention_implementation, base_for
 from .arguments import model_arguments, split_arguments
 from .pieces import Piece, Prompt, Tokens, by_prompt, left_padded, piece_of
 from .tally import Tally, least_tokens
+
+require("lm_eval", "lm-eval", "grace_opt.hf.lm_eval.model")
+require("accelerate", "lm-eval", "lm-evaluation-harness, to load a model,")
+
+from lm_eval.api.registry import register_model  # noqa: E402
+from lm_eval.models.huggingface import HFLM  # noqa: E402
 
 #: Where a file of the harness's ``--use_cache`` says whose answers it has.
 OWNER = "grace_opt"
