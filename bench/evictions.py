@@ -45,8 +45,9 @@ from grace_opt.hf import (
 )
 from grace_opt.hf.capture import CapturedAttention
 from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
-from grace_opt.hf.eviction import TokenEviction, kept_tokens
+from grace_opt.hf.eviction import TokenEviction
 from grace_opt.hf.filling import dense_cache, filled
+from grace_opt.hf.kept_tokens import kept_tokens
 from grace_opt.hf.models import disable_progress_bars, load_model
 from grace_opt.objective import evaluate
 

@@ -29,7 +29,7 @@ from grace_opt.errors import EvaluationError
 from grace_opt.hf import H2O, CalibratedBasis, PrunedKeyCache, PyramidKV, Quantization, SnapKV
 from grace_opt.hf.bits.static import StaticCoder, StaticCoders
 from grace_opt.hf.evaluation import StoredBits, stated_bits, stored_bits
-from grace_opt.hf.eviction import eviction_to_dict
+from grace_opt.hf.eviction_names import eviction_to_dict
 from grace_opt.hf.filling import filled
 
 #: So large that no later token is compressed.

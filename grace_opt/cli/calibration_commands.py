@@ -91,7 +91,7 @@ def layers(
         check_tensor_file(out)
         try:
             from ..hf.calibrate_eviction import calibrate_eviction
-            from ..hf.eviction import eviction_named
+            from ..hf.eviction_names import eviction_named
             from ..hf.layer_budgets import is_divisible
         except ImportError as error:
             raise OptionError(f"calibration needs transformers: {pip_install('hf')} ({error})") from None

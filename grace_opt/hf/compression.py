@@ -21,7 +21,7 @@ from .bits.coded import CodedTokens
 from .bits.importance import last_queries
 from .by_heads import ByHeads
 from .channel_choice import choose_channels
-from .eviction import kept_tokens, tokens_kept, tokens_of_heads
+from .kept_tokens import kept_tokens, tokens_kept, tokens_of_heads
 from .masking import kept_channels
 from .observation import Observation
 from .plan import LayerPlan

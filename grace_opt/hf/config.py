@@ -27,7 +27,8 @@ from .arguments import OTHER_NAMES_OF_SETTINGS, RATIO, advice, explains_argument
 from .bits.classes import SINKS
 from .bits.settings import BUDGETS, CALIBRATED, TAIL_BLOCK_WITH_BITS, check_bits, check_given_bits, check_tail_block
 from .config_file import format_settings, read_settings, write_settings
-from .eviction import TokenEviction, eviction_from_dict, eviction_named, eviction_to_dict
+from .eviction import TokenEviction
+from .eviction_names import eviction_from_dict, eviction_named, eviction_to_dict
 from .fingerprint import fingerprint
 from .quantization import Quantization
 from .reading.settings import CHANNELS, SAMPLING, TopTokens, reading_from_dict, reading_named

@@ -10,13 +10,12 @@ from .methods import (
     NoOptions,
     Solver,
     SolverSpec,
-    changed,
-    chosen,
     get,
     register,
     specs,
     unregister,
 )
+from .options import changed, chosen
 
 __all__ = [
     "ENTRY_POINT_GROUP",

@@ -25,8 +25,8 @@ from grace_opt.hf import (
 from grace_opt.hf.attention import register
 from grace_opt.hf.by_heads import ByHeads
 from grace_opt.hf.evaluation import next_token_log_probs, stored_bits
-from grace_opt.hf.eviction import kept_tokens, tokens_of_heads
 from grace_opt.hf.filling import dense_cache, filled
+from grace_opt.hf.kept_tokens import kept_tokens, tokens_of_heads
 from grace_opt.hf.models import load_pocket
 from grace_opt.hf.saving import FILE_FORMAT, load_about
 from grace_opt.kernels import decode as by_kernel

@@ -13,7 +13,8 @@ import torch
 from grace_opt.attention.tokens import formed
 from grace_opt.errors import OptionError, ProblemError
 from grace_opt.hf import GraphEviction, PruningConfig, attach
-from grace_opt.hf.eviction import eviction_from_dict, eviction_named, eviction_to_dict, kept_tokens
+from grace_opt.hf.eviction_names import eviction_from_dict, eviction_named, eviction_to_dict
+from grace_opt.hf.kept_tokens import kept_tokens
 from grace_opt.hf.models import load_pocket
 from grace_opt.hf.needle import make_prompt
 from tests import oracle

@@ -33,8 +33,9 @@ from grace_opt.hf import (
 )
 from grace_opt.hf.attention import register
 from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
-from grace_opt.hf.eviction import eviction_from_dict, eviction_to_dict, kept_tokens, tokens_kept
+from grace_opt.hf.eviction_names import eviction_from_dict, eviction_to_dict
 from grace_opt.hf.filling import dense_cache
+from grace_opt.hf.kept_tokens import kept_tokens, tokens_kept
 from grace_opt.hf.models import load_pocket
 from tests import oracle
 
