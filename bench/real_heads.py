@@ -3,7 +3,7 @@
 A text is read once by SmolLM2-135M-Instruct; each KV head gives one interaction matrix W, from the last queries and all
 keys (`grace_opt.hf.capture`). The weights and the text are fetched where they are missing (`bench.material`).
 ``--model`` and ``--text`` take others; ``--instances FILE`` takes matrices (heads, n, n) that there are already, as
-.npz, .npy or .safetensors. Writes docs/results/real_heads.{json,md,png}.
+.npz, .npy or .safetensors. Writes docs/results/real_heads.{json,md,png}; with ``--save FILE`` only the matrices.
 
 When: to know what a smaller objective GRACE's selection and an exchange after it give on real keys. Source: W as in
 GRACE (arXiv 2604.16983), section 3.
@@ -163,12 +163,13 @@ def main() -> None:
     parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
     parser.add_argument("--text", type=Path, help="a text to read (default: a novel, fetched)")
     parser.add_argument("--instances", type=Path, help="matrices that there are already, instead of a model and a text")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the matrices there (.npz), and measure nothing")
     add_options(parser, "real_heads")
     args = parser.parse_args()
     if args.report_only:
         value = read_results(args.out)
     else:
-        source = require_clean(args.allow_dirty)
+        source = {} if args.save else require_clean(args.allow_dirty)
         if args.instances is not None:
             W, name = np.asarray(instances.read(args.instances).W), args.instances.stem
             passage = "a file"
@@ -177,6 +178,10 @@ def main() -> None:
             where = model_path(args.model)
             W, name = heads(where, text), Path(where).stem
             passage = f"{TOKENS:,} tokens of {text.stem}, last {OBSERVED} queries"
+        if args.save:
+            instances.write(args.save, W)
+            print(f"wrote {args.save}: {len(W)} matrices of {W.shape[-1]} x {W.shape[-1]}")
+            return
         value = {"provenance": source, "model": name, "passage": passage, "instances": len(W), "n": W.shape[-1]}
         value["rows"] = measure(W)
     print(write_results(args.out, value, page, allow_dirty=args.allow_dirty, measured=not args.report_only))
