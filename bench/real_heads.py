@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
     parser.add_argument("--text", type=Path, help="a text to read (default: a novel, fetched)")
     parser.add_argument("--instances", type=Path, help="matrices that there are already, instead of a model and a text")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the matrices there (.npz), and measure nothing")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the matrices there, and measure nothing")
     add_options(parser, "real_heads")
     args = parser.parse_args()
     if args.report_only:

@@ -65,7 +65,7 @@ def solve(
 
     Parameters
     ----------
-    W : array_like (..., n, n), scipy.sparse matrix, pandas DataFrame, networkx graph, distances, or Problem
+    W : array_like (..., n, n), sparse matrix, DataFrame, networkx graph, Factored, distances, or Problem
         Symmetric weights: ``W_ii`` of vertices, ``2 W_ij`` of edges. Leading dimensions are a batch. For a graph, f is
         the weight of the induced subgraph, each edge counted once. A vector (n (n - 1) / 2,) is read as scipy's
         ``pdist`` returns it. The labels of a DataFrame and the nodes of a graph come back as `Solution.labels`. A list

@@ -113,6 +113,8 @@ class Solution:
         Whether the most was sought; objective and bounds are those of f, as given, in either case.
     required : array (..., n), bool, or None
         The vertices that had to be chosen.
+    problem : Problem or None
+        What was solved; `verify` needs it.
 
     Examples
     --------

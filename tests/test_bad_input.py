@@ -396,7 +396,7 @@ def test_protection_bounds(bounds):
 
 
 def test_protection_that_leaves_too_few():
-    with pytest.raises(ProblemError, match=r"lower ratio to at most 0\.844"):
+    with pytest.raises(ProblemError, match=r"lower ratio to at most 0\.843,"):
         MaskProvider("grace", ratio=0.9)(torch.randn(4, 8, 64), torch.randn(2, 20, 64))
     with pytest.raises(OptionError, match=r"low=0\.5"):
         salient_channels(K, 0.5, 0.1)

@@ -7,7 +7,16 @@ import pytest
 import torch
 
 import grace_opt
-from grace_opt import ChannelMask, MaskError, MaskProvider, interaction_matrix, registry, salient_channels, solve
+from grace_opt import (
+    ChannelMask,
+    MaskError,
+    MaskProvider,
+    ProblemError,
+    interaction_matrix,
+    registry,
+    salient_channels,
+    solve,
+)
 from grace_opt.solution import Result
 
 Q, K = torch.randn(2, 8, 32, 64), torch.randn(2, 4, 200, 64)
@@ -122,3 +131,12 @@ def test_a_fingerprint_is_any_mapping(tmp_path):
     made = ChannelMask(torch.eye(4, dtype=torch.bool), types.MappingProxyType({"model_type": "llama", "layers": 3}))
     made.save(tmp_path / "m.safetensors")
     assert ChannelMask.load(tmp_path / "m.safetensors").fingerprint == {"model_type": "llama", "layers": 3}
+
+
+@pytest.mark.parametrize("head_dim", [5, 31, 32, 64, 80, 96, 128, 192, 256, 576])
+def test_the_advised_ratio_is_one_that_is_taken(head_dim):
+    with pytest.raises(ProblemError, match="lower ratio") as error:
+        MaskProvider("grace", 0.95).count(head_dim)
+    advised = float(str(error.value).split("at most ")[1].split(",")[0])
+    assert MaskProvider("grace", advised).count(head_dim) <= head_dim
+    assert advised >= 0.8

@@ -115,7 +115,8 @@ class MaskProvider:
         else:
             k = prune_count(self.ratio, head_dim)
             setting = f"ratio={self.ratio:g}"
-            advice = f"lower ratio to at most {(head_dim - most) / head_dim:.3g}"
+            # Rounded down: rounded up, it would be refused as well.
+            advice = f"lower ratio to at most {math.floor(1000 * (head_dim - most) / head_dim) / 1000:g}"
         if k + most > head_dim:
             raise ProblemError(
                 f"{setting} prunes {k} of {head_dim} channels, but up to {most} may be protected: {advice}, or the "

@@ -72,7 +72,8 @@ def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> A
     Raises
     ------
     ProblemError
-        If shapes do not fit: L_obs > L, H_q not a multiple of H_kv, different d or leading dimensions.
+        If shapes do not fit (L_obs > L, H_q not a multiple of H_kv, different d or leading dimensions), or if numbers
+        are not finite, or their products too large.
 
     Notes
     -----
@@ -145,6 +146,13 @@ def salient_channels(
     -------
     array (..., d), bool
         True = protected.
+
+    Raises
+    ------
+    OptionError
+        Unless 0 <= low <= high <= 1.
+    ProblemError
+        If shapes do not fit, or keys are not finite.
 
     Notes
     -----

@@ -37,7 +37,15 @@ from .running_calls import RunningCalls
 
 
 class Attached(ContextDecorator):
-    """What `attach` returns: a ``with`` block, or `start` and `stop` where no block fits, as in a server."""
+    """What `attach` returns: a ``with`` block, or `start` and `stop` where no block fits, as in a server.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        The model whose ``generate`` gets caches.
+    arguments : mapping
+        Those of `PrunedKeyCache`, for each of these caches.
+    """
 
     _used = True  # until the constructor has finished
     hook: GenerateHook | None = None

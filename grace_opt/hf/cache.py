@@ -63,8 +63,9 @@ class PrunedKeyCache(Cache):
         All settings at once, instead of ``method``, ``ratio`` and ``settings``. A path is that of a file that
         ``grace-opt tune`` or `PruningConfig.to_json` wrote; it is refused if it is for another model.
     provider : MaskSource, optional
-        Chooses the channels; replaces ``method``, ``ratio``, ``protect``, ``seed`` and the method's options. A
-        `grace_opt.MaskProvider`, or any function ``(queries, keys, attention_mask) -> ChannelMask``.
+        Chooses the channels; replaces ``method``, ``ratio``, ``kept_channels``, ``protect``, ``weight``, ``seed`` and
+        the method's options. A `grace_opt.MaskProvider`, or any function ``(queries, keys, attention_mask) ->
+        ChannelMask``.
     masks : ChannelMask, optional
         Static masks, one leading entry per layer: the same channels for every prompt. Replaces the same arguments.
     prompt_length : int, optional
@@ -90,6 +91,12 @@ class PrunedKeyCache(Cache):
         If ``masks`` was made for another model.
     OptionError
         If an argument has the wrong type or range, or contradicts another.
+    ProblemError
+        If ``ratio`` or ``kept_channels`` leaves too few channels beside the protected ones.
+    UnknownSolverError
+        If no method has this name.
+    CalibrationError
+        If there is no calibrated basis for this model where ``basis`` says.
 
     Examples
     --------
@@ -259,6 +266,11 @@ class PrunedKeyCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drop the newest tokens of all layers, or of none: see `grace_opt.hf.layer.PrunedKeyLayer.crop`.
+
+        Parameters
+        ----------
+        tokens_to_remove : int
+            Negative: ``crop(-3)`` removes three tokens.
 
         Raises
         ------

@@ -75,7 +75,7 @@ class PruningConfig:
         Number of last prompt queries from which W is built; at most the whole prompt.
     sink_tokens : int
         Number of first prompt tokens, padding not counted, that stay dense. The paper keeps none, the default (4 with
-        ``bits``). A ``provider`` that takes means or fits regressions needs about four.
+        ``bits`` or ``read``). A ``provider`` that takes means or fits regressions needs about four.
     dense_layers : int
         Number of first layers of the model that are not pruned at all.
     tail_block : int, optional

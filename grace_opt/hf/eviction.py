@@ -1,8 +1,8 @@
 """Token eviction: which of a prompt's tokens each KV head keeps, before channels are pruned.
 
 When: the cache should hold a fixed number of tokens per head, however long the prompt is; channels are then pruned on
-the tokens that are left. The classes here score tokens, from queries, keys and perhaps values; `kept_tokens` chooses, the
-cache stores the result.
+the tokens that are left. The classes here score tokens, from queries, keys and perhaps values; `kept_tokens` chooses
+by the scores, and the cache stores the result.
 
 ================  ==========================================================================================
 SnapKV            attention of the last queries, pooled along the tokens (arXiv 2404.14469)

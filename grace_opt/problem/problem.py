@@ -61,6 +61,8 @@ class Problem:
         The vertices that may be chosen: those not protected.
     k_max : int
         The largest k of the batch, on the host: reading it does not wait for the device.
+    backend : Backend
+        Whether W was given as numpy or torch, which answers then are.
     integer : bool
         Whether W was given as integers; objectives then differ by whole steps.
     labels : tuple or None
