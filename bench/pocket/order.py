@@ -125,10 +125,13 @@ def page(value: dict[str, Any]) -> Page:
 def _draw(figure: Any, pocket: Mapping[str, Sequence[float]], real: Mapping[str, Sequence[float]], name: str) -> None:
     figure.set_size_inches(6, 4.2)
     axes = figure.subplots()
-    for each in pocket:
-        x, y = statistics.fmean(pocket[each]), statistics.fmean(real[each])
+    places = {each: (statistics.fmean(pocket[each]), statistics.fmean(real[each])) for each in pocket}
+    for each, (x, y) in places.items():
         axes.plot(x, y, "o", color=BLUE if each.endswith(" bits") else BLACK)
-        axes.annotate(each, (x, y), (6, -3), textcoords="offset points")
+        # On the side where no other lies close by.
+        left = any(x < x2 < 2 * x and y / 2 < y2 < 2 * y for x2, y2 in places.values())
+        where, side = ((-6, -3), "right") if left else ((6, -3), "left")
+        axes.annotate(each, (x, y), where, textcoords="offset points", ha=side)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.margins(0.2)
