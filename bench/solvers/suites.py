@@ -21,7 +21,9 @@ from grace_opt import bounds
 
 Config = dict[str, Any]
 #: Heuristics, in the order of the tables.
-HEURISTICS = ("think", "mies", "local_search", "drop_greedy", "beam", "tabu", "portfolio")
+HEURISTICS = ("think", "mies", "local_search", "drop_greedy", "beam", "tabu", "annealing", "portfolio")
+#: Searches that draw, and stop at a published value.
+SEARCHES = ("tabu", "annealing")
 EXACT = ("gurobi", "scip", "cpsat", "highs")
 
 
@@ -129,23 +131,23 @@ def clusters(data: Path, size: Size) -> list[Config]:
     ]
     small = [case for case in cases if case.n <= 80]
     plans = {"branch_and_bound": (cases, size.proof), **dict.fromkeys(EXACT, (spread(small, size.sample), size.peer))}
-    return _turns("clusters", cases, plans | dict.fromkeys(("tabu", "portfolio"), (cases, size.search)))
+    return _turns("clusters", cases, plans | dict.fromkeys((*SEARCHES, "portfolio"), (cases, size.search)))
 
 
 def kcluster(data: Path, size: Size) -> list[Config]:
     """Lambert's library itself, whose optima are published: found by search, and proved where that is quick."""
     cases = _public(data, "kcluster")
     quick = [case for case in cases if case.n <= 80]
-    plans = {"branch_and_bound": (quick, size.proof), "tabu": (cases, size.search), "portfolio": (cases, size.search)}
-    return _turns("kcluster", cases, plans)
+    plans = {"branch_and_bound": (quick, size.proof)}
+    return _turns("kcluster", cases, plans | dict.fromkeys((*SEARCHES, "portfolio"), (cases, size.search)))
 
 
 def mdplib(data: Path, size: Size) -> list[Config]:
     """MDPLIB: search from several seeds, beside the constructions; against the best known values."""
     cases = _public(data, "mdplib")
     names = ("portfolio", "mies", "drop_greedy", "local_search")
-    plans = {"tabu": (cases, size.search), **dict.fromkeys(names, (cases, size.search))}
-    return _turns("mdplib", cases, plans, seeds={"tabu": size.seeds})
+    plans = dict.fromkeys((*SEARCHES, *names), (cases, size.search))
+    return _turns("mdplib", cases, plans, seeds=dict.fromkeys(SEARCHES, size.seeds))
 
 
 def heuristics(data: Path, size: Size) -> list[Config]:
@@ -175,7 +177,7 @@ def large(data: Path, size: Size) -> list[Config]:
     cases = [Case(f"{kind}:{size.large}:0", size.large, (size.large // 10,)) for kind in ("dispersion", "mixed")]
     found: list[Config] = []
     for limit in (size.short, size.long):
-        found += _turns("large", cases, dict.fromkeys(("tabu", "portfolio"), (cases, limit)))
+        found += _turns("large", cases, dict.fromkeys((*SEARCHES, "portfolio"), (cases, limit)))
     return found
 
 
@@ -256,7 +258,7 @@ def _turns(
 def _target(config: Config) -> Config:
     """A search that reaches a published value has nothing more to look for: what is measured is the time to it."""
     name, _, file = config["instance"].partition("/")
-    if config["method"] != "tabu" or name not in COLLECTIONS:
+    if config["method"] not in SEARCHES or name not in COLLECTIONS:
         return {"target": None}
     return {"target": sum(target(name, next(one for one in published(name) if one.file == file)))}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.solvers.evidence import Evidence, Row, excess, key, median, overran, per_instance, proved, seconds
 from bench.solvers.peers import PEERS, PENALTIES
-from bench.solvers.suites import EXACT, HEURISTICS
+from bench.solvers.suites import EXACT, HEURISTICS, SEARCHES
 
 OURS = "branch_and_bound"
 PROVING = ("heads", "pairs", "synthetic", "clusters", "kcluster")
@@ -85,7 +85,7 @@ def public(evidence: Evidence) -> list[Line]:
             name = row["case"].partition("/")[2].partition("_n")[0]
             groups.setdefault(name if row["suite"] == "mdplib" else f"k-cluster, n = {row['n']}", []).append(row)
     methods = [
-        m for m in ("tabu", "portfolio", *HEURISTICS) if any(r["method"] == m for g in groups.values() for r in g)
+        m for m in (*SEARCHES, "portfolio", *HEURISTICS) if any(r["method"] == m for g in groups.values() for r in g)
     ]
     found = []
     for name, rows in groups.items():
