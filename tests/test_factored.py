@@ -108,6 +108,49 @@ def test_its_parts_are_those_of_the_formed_w(drawn, seed):
 
 @pytest.mark.slow
 @draws
+@given(giant=st.sampled_from([1.0, 1e3, 1e6, 1e9]), signed=st.booleans(), seed=st.integers(0, 2**32 - 1))
+def test_what_node_weights_replace_takes_no_digits_along(block, giant, signed, seed):
+    """Vectors of length `giant`, nearly orthogonal: beside their squares, W is small."""
+    rng, n, k = np.random.default_rng(seed), 7, 3
+    A, own = giant * np.eye(n) + rng.normal(size=(n, n)) / giant, rng.random(n)
+    A = A if signed else np.abs(A)
+    terms = [((A, A), None)]
+    W, exact, sizes = Factored(terms, diagonal=own), exactly(terms, own), exactly([((abs(A), abs(A)), None)], own)
+    share = W.additions * Fraction(source.EPS)
+    for i, (row, size) in enumerate(zip(W.times(torch.ones(n)).tolist(), W.magnitude_rows().tolist(), strict=True)):
+        assert sum(sizes[i]) <= Fraction(size) <= 3 * sum(sizes[i])
+        assert abs(Fraction(row) - sum(exact[i])) <= share * Fraction(size)
+    best = math.inf
+    for S in itertools.combinations(range(n), k):
+        mask = torch.from_numpy(np.isin(range(n), S))
+        f, size = (sum(of[i][j] for i in S for j in S) for of in (exact, sizes))
+        assert size <= Fraction(float(W.magnitude(mask))) <= 3 * size
+        assert abs(Fraction(float(W.objective(mask))) - f) <= share * Fraction(float(W.magnitude(mask)))
+        best = min(best, f)
+    dense = [list(map(float, row)) for row in exact]
+    assert grace_opt.solve(W, k, "drop_greedy").indices.tolist() == oracle.drop_greedy(dense, k)
+    for method in ("random", "mies", "exhaustive"):
+        found = grace_opt.solve(W, k, method, certify=True, seed=seed)
+        optimal = abs(found.objective - best) <= 1e-9 * abs(best)
+        assert found.lower_bound <= best + share * 3 * sum(map(sum, sizes))
+        assert optimal or (method != "exhaustive" and found.status.name != "OPTIMAL")
+    compared = grace_opt.compare(W, k, ["random", "exhaustive"])
+    assert float(compared.best_bound) == pytest.approx(float(best), rel=1e-6, abs=1e-6)
+
+
+def test_what_is_replaced_is_left_out_block_by_block(monkeypatch):
+    monkeypatch.setattr(source, "BLOCK_BYTES", 128)  # one column, or two of four
+    x = 1e9 * np.eye(4) + np.arange(16).reshape(4, 4)
+    own, everyone = np.array([0.4, 0.3, 0.1, 0.2]), torch.ones(4, dtype=torch.bool)
+    W = Factored([((x, x), None)], diagonal=own)
+    expected = formed([((x, x), None)], own)
+    assert float(W.objective(everyone)) == pytest.approx(expected.sum(), rel=1e-12)
+    assert float(W.magnitude(everyone)) == pytest.approx(expected.sum(), rel=1e-12)
+    np.testing.assert_allclose(W.times(everyone), expected.sum(0), rtol=1e-12)
+
+
+@pytest.mark.slow
+@draws
 @given(factored(), st.integers(0, 8))
 def test_whole_numbers_give_the_answers_of_the_formed_w(block, drawn, protected):
     terms, diagonal, k = drawn

@@ -7,7 +7,8 @@ each factor, f of k vertices takes :math:`O(k d^2)`, a column :math:`O(n d)`, a 
 
 Rounding: a sum over W (f, a product with a vector, a bound) is off by at most `additions` times 2⁻⁵² times the same sum
 over factors without their signs, `magnitude`: Higham, Accuracy and Stability of Numerical Algorithms (2002), section
-3.1. Whole numbers are exact while those sums stay below 2⁵².
+3.1. Whole numbers are exact while those sums stay below 2⁵². Where node weights replace a larger diagonal, sums leave
+that out, and take as long as W's entries take.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class Factored(ColumnWeights):
     def _take(self, given: Given) -> None:
         self.terms, self.nodes, self.arrays = given.terms, given.nodes, given.kept
         self.backend, self.batch = given.backend, tuple(given.terms[0].A.shape[:-2])
-        total = self.magnitude_rows().sum(-1)
+        total = self._everything().sum(-1)
         if not bool((total < RANGE * RANGE).all()):
             raise ProblemError(
                 f"sums of the factors' products reach {float(total.max()):.3g} and overflow float64: divide the "
@@ -261,7 +262,8 @@ class Factored(ColumnWeights):
     def _times(self, x: Tensor) -> Tensor:
         """W x of a single instance: by sums over pairs of rows, or by blocks of columns if that is less work."""
         total = torch.zeros_like(x)
-        if all(d * e <= self.n * (d + e) for d, e in (term.rows() for term in self.terms)):
+        fast = all(d * e <= self.n * (d + e) for d, e in (term.rows() for term in self.terms))
+        if fast and not self._replaces_most(x):
             for term in self.terms:
                 for A, C, B, D, sign in (term,) if term.is_gram else (term, term.turned()):
                     between = (C * x) @ D.mT
@@ -271,6 +273,14 @@ class Factored(ColumnWeights):
         for columns in blocks(self.n, self.n, x.device):
             total += self.block(None, columns) @ x[columns]
         return total
+
+    def _replaces_most(self, x: Tensor) -> bool:
+        """Whether what node weights replace would take the digits of a row of W x along."""
+        if self.nodes is None:
+            return False
+        terms, size = self.positive(), x.abs()
+        own = terms.diagonal() * size
+        return bool((own > terms.times(size) - own + self.nodes.abs() * size).any())
 
     def objective(self, mask: Tensor) -> Tensor:
         """Return f of masks (..., n), float64, off by at most `additions` times 2⁻⁵² times `magnitude`."""
@@ -286,20 +296,20 @@ class Factored(ColumnWeights):
 
     def _sum(self, chosen: Tensor, positive: bool) -> Tensor:
         """f of some vertices of a single instance, or what it would be without the factors' signs."""
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for term in self.terms:
-            A, C, B, D, sign = term.each(lambda f: f[:, chosen].abs() if positive else f[:, chosen])
-            sign = 1.0 if positive else sign
-            (d, e), count = term.rows(), len(chosen)
-            if d * e <= count * (d + e):
-                one = A @ B.mT
-                total += sign * (one * (one if term.is_gram else C @ D.mT)).sum()
-            else:
-                for at in blocks(count, count, self.device):
-                    total += sign * ((A.mT @ C[:, at]).mul_(B.mT @ D[:, at])).sum()
-        if self.nodes is None:
-            return total
-        return total + (self.nodes.abs() if positive else self.nodes - self._own_diagonal())[chosen].sum()
+        part = self._each(lambda f: f[:, chosen], lambda w: w[chosen])
+        if part.nodes is None:
+            return _total(part.positive().terms if positive else part.terms)
+        sizes = part.positive()
+        total, replaced, weights = _total(sizes.terms), sizes.diagonal().sum(), part.nodes.abs().sum()
+        if apart := bool(replaced > total - replaced + weights):
+            # What the node weights replace would take their digits along: it is left out, though that is more work.
+            total = _total(sizes.terms, apart)
+        if positive:
+            return total + weights
+        return (
+            _total(part.terms, apart)
+            + (part.nodes if apart else part.nodes - part.of_terms(part.terms).diagonal()).sum()
+        )
 
     def magnitude(self, mask: Tensor) -> Tensor:
         """Return at least the sum of ``|W_ij|`` over the chosen vertices: f of factors without their signs."""
@@ -307,8 +317,17 @@ class Factored(ColumnWeights):
 
     def magnitude_rows(self) -> Tensor:
         """Return at least the sum of ``|W_ij|`` over j, (..., n), for each i: what `magnitude` is made of."""
+        if self.nodes is None:
+            return self._everything()
+        terms, ones = self.positive(), torch.ones(self.n, dtype=torch.float64, device=self.device)
+        rows = terms.with_diagonal(self.nodes.abs()).times(ones) * (1 + 4 * self.additions * EPS)
+        return rows + terms.diagonal().minimum(rows)  # no sum has more of what node weights replace
+
+    def _everything(self) -> Tensor:
+        """The same with the terms' own node weights, also where others replace them."""
         ones = torch.ones(self.n, dtype=torch.float64, device=self.device)
-        return self.positive().times(ones) * (1 + 2 * self.additions * EPS)
+        terms = self.positive().times(ones)
+        return (terms if self.nodes is None else terms + self.nodes.abs()) * (1 + 2 * self.additions * EPS)
 
     def lengths(self) -> Tensor:
         """Return numbers (..., n) with ``|W_ij| <= lengths_i lengths_j`` for all i but j: by Cauchy and Schwarz."""
@@ -320,10 +339,8 @@ class Factored(ColumnWeights):
         return (left.maximum(right)).sqrt() * (1 + self.additions * EPS)
 
     def positive(self) -> Self:
-        """W of factors without their signs; its diagonal also has what given node weights replace."""
-        terms = [term.each(torch.abs)._replace(sign=1.0) for term in self.terms]
-        positive = self._like(terms, None)
-        return positive if self.nodes is None else positive.with_diagonal(positive.diagonal() + self.nodes.abs())
+        """Return W of factors without their signs, with the node weights that these have."""
+        return self.of_terms([term.each(torch.abs)._replace(sign=1.0) for term in self.terms])
 
     def _to_dense(self) -> Tensor:
         parts = [one.block(None, None) for one in self._instances()]
@@ -338,6 +355,24 @@ def _at(tensor: Tensor, columns: Tensor | None) -> Tensor:
     if columns.ndim == 1:
         return tensor[..., columns]
     return tensor.gather(-1, columns.unsqueeze(-2).expand(*tensor.shape[:-1], columns.shape[-1]))
+
+
+def _total(terms: Sequence[Term], apart: bool = False) -> Tensor:
+    """The sum over all pairs of a single instance's vertices, or only over those of different ones."""
+    total = torch.zeros((), dtype=torch.float64, device=terms[0].A.device)
+    for term in terms:
+        A, C, B, D, sign = term
+        (d, e), count = term.rows(), A.shape[-1]
+        if d * e <= count * (d + e) and not apart:
+            one = A @ B.mT
+            total += sign * (one * (one if term.is_gram else C @ D.mT)).sum()
+            continue
+        for at in blocks(count, count, A.device):
+            part = (A.mT @ C[:, at]).mul_(B.mT @ D[:, at])
+            if apart:
+                part[at, at - at[0]] = 0.0
+            total += sign * part.sum()
+    return total
 
 
 def _pairs(A: Tensor, B: Tensor, between: Tensor) -> Tensor:
