@@ -115,7 +115,8 @@ def solve(
     -------
     Solution
         numpy in, numpy out; torch in, torch out on the same device. Its status is Status.OPTIMAL if objective and bound
-        are equal within 1e-9 of ``|objective|``, or within its rounding if that is more.
+        are equal within 1e-9 of ``|objective|``, or within its rounding if that is more; of whole numbers within less
+        than 1, and beyond 2⁵² exactly.
 
     Raises
     ------

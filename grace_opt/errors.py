@@ -32,7 +32,7 @@ class InfeasibleBudgetError(ProblemError):
         part.
     """
 
-    def __init__(self, message: str, smallest: Any) -> None:
+    def __init__(self, message: str, smallest: Any = None) -> None:  # without it: as pickle makes it again
         super().__init__(message)
         self.smallest = smallest
 

@@ -8,12 +8,13 @@ import dataclasses
 import itertools
 import math
 import os
+import types
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import grace_opt
@@ -438,6 +439,30 @@ def test_too_many_states_are_a_limit(monkeypatch):
     assert allocate(losses, costs, 20.0, method="exact").status is Status.LIMIT
 
 
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=SEEDS, size=st.integers(1, 9))
+def test_the_exact_method_in_pieces(monkeypatch, seed, size):
+    case = drawn_case(seed)
+    whole = case.solve(method="exact")
+    with monkeypatch.context() as patched:
+        patched.setattr(exact, "STATES_AT_ONCE", size)
+        pieces = case.solve(method="exact")
+    assert np.array_equal(whole.levels, pieces.levels)
+    assert np.array_equal(whole.lower_bound, pieces.lower_bound)
+    assert np.array_equal(whole.status, pieces.status)
+
+
+def test_the_exact_method_looks_at_the_clock_within_a_step(monkeypatch):
+    looks = itertools.count()
+    monkeypatch.setattr(exact, "time", types.SimpleNamespace(monotonic=lambda: float(next(looks))))
+    monkeypatch.setattr(exact, "STATES_AT_ONCE", 8)
+    a, b = (exact._Front(np.arange(20), -np.arange(20), np.zeros(20), (group, np.arange(20))) for group in (0, 1))
+    search = exact._Search(None, [], 1.0, 3.5)
+    with pytest.raises(exact._StoppedError):
+        search.merge(a, b, 100)
+    assert next(looks) == 5
+
+
 def test_half_precision_and_integers_are_exact():
     rng = np.random.default_rng(6)
     losses = torch.from_numpy(rng.random((5, 3))).to(torch.bfloat16)
@@ -489,9 +514,8 @@ def test_sums_are_rounded_once(seed):
         assert exact_sum(terms).tolist() == [math.fsum(row) for row in rows]
         for part, of_torch in zip(paired_sums(rows, np.zeros), paired_sums(terms, terms.new_zeros), strict=True):
             assert part.tolist() == of_torch.tolist()  # as on other devices
-        assert running_sums(terms.abs())[:, -1].tolist() == pytest.approx(
-            [math.fsum(abs(row)) for row in rows], rel=EPS
-        )
+        expected = [[math.fsum(row[:count]) for count in range(1, len(row) + 1)] for row in rows]
+        np.testing.assert_allclose(running_sums(terms), expected, rtol=EPS, atol=0)
 
 
 BAD = {
@@ -528,6 +552,7 @@ BAD = {
     "parts that are no pairs": (([[1.0, 0.0]], [0, 1]), {"parts": ([0], [1])}, OptionError, "list of pairs"),
     "labels of another shape": (([[1.0, 0.0]], [0, 1]), {"parts": [([0, 1], 1)]}, ProblemError, "labels of parts.0"),
     "negative labels": (([[1.0, 0.0]], [0, 1]), {"parts": [([-1], 1)]}, ProblemError, "integers from 0 on"),
+    "labels that are names": ((np.ones((2, 2)), [0, 1]), {"parts": [([0, 10**12], 1)]}, ProblemError, "np.unique"),
     "too few limits": ((np.ones((2, 2)), [0, 1]), {"parts": [([0, 3], [1, 1])]}, ProblemError, "part 3 and 2 limits"),
     "crossing": (
         (np.ones((4, 2)), [0, 1], 4),
@@ -550,6 +575,22 @@ def test_a_point_outside_the_path_is_refused():
     for point in (-1, 2, 0.5, True, [0, 5], np.array([0.5])):
         with pytest.raises(ProblemError, match="point"):
             path.levels(point)
+    with pytest.raises(ProblemError, match=r"point has shape \(2,\): give an integer from 0 to 1, or only one"):
+        path.levels([0, 1])
+    batch = allocate([[[9.0, 3.0]]] * 2, [0, 1], 1, path=True).path
+    assert batch.levels([0, 1]).tolist() == [[0], [1]]
+    with pytest.raises(ProblemError, match=r"point has shape \(3,\).*one per instance, shape \(2,\)"):
+        batch.levels([0, 1, 0])
+
+
+@pytest.mark.parametrize("losses", [[[1e36, 3.0], [4e17, 2.0]], [[1e40, 0.3], [1e20, 0.2], [7.0, 0.1]]])
+def test_a_path_sums_losses_beside_giants_that_have_gone(losses):
+    path = allocate(losses, [0, 1], len(losses), path=True).path
+    expected = [sum(losses[i][level] for i, level in enumerate(path.levels(at).tolist())) for at in range(len(losses))]
+    assert path.objectives[:-1].tolist() == pytest.approx(expected, rel=1e-15)
+    assert path.objectives[-1] == pytest.approx(math.fsum(row[1] for row in losses), rel=1e-15)
+    assert (path.lower_bounds <= path.objectives).all()
+    assert path.lower_bounds[-1] == pytest.approx(path.objectives[-1], rel=1e-9)
 
 
 WRONG = {

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grace_opt import OptionError, ProblemError, SolverError, Status, allocate
+from grace_opt import Factored, OptionError, ProblemError, SolverError, Status, allocate
 from grace_opt.allocation import quadratic, quadratic_exact
 from grace_opt.allocation.inputs import checked_problem
 from grace_opt.allocation.quadratic_bound import quadratic_bound
@@ -235,6 +235,13 @@ def test_what_is_fixed_may_be_many_for_the_exact_method():
     assert exact.objective <= allocate(losses, [0, 1, 2], 25, interaction=W, least=least).objective
     with pytest.raises(OptionError, match=r"20 groups may be dropped or kept, and at most 16.*lagrangian"):
         allocate(losses, [0, 1, 2], 25, interaction=W, method="exact")
+
+
+def test_w_in_factors_is_to_be_formed():
+    W = Factored.product(np.ones((1, 2)), np.ones((1, 2)))
+    with pytest.raises(ProblemError, match=r"interaction=W.dense\('allocate'\)"):
+        allocate([[1.0, 0.5]] * 2, [0, 1], 1, interaction=W)
+    assert allocate([[1.0, 0.5]] * 2, [0, 1], 1, interaction=W.dense("allocate").numpy()).levels.sum() == 1
 
 
 def test_time_limits_still_answer():

@@ -1,6 +1,7 @@
 """Each kind of bad input gets its own error, of the right class, that says what was wrong and what to write instead."""
 
 import json
+import pickle
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from safetensors.torch import save_file
 import grace_opt
 from grace_opt import (
     ChannelMask,
+    ComparisonError,
+    GraceError,
+    InfeasibleBudgetError,
     MaskError,
     MaskProvider,
     OptionError,
@@ -473,3 +477,25 @@ def test_channel_mask_shapes():
         ChannelMask.stack([ChannelMask(torch.eye(n, dtype=torch.bool)) for n in (3, 4)])
     with pytest.raises(MaskError, match="no layer dimension"):
         ChannelMask(torch.eye(3, dtype=torch.bool)).layer(0)
+
+
+def kinds_of(error):
+    return [error, *(kind for below in error.__subclasses__() for kind in kinds_of(below))]
+
+
+@pytest.mark.parametrize("kind", kinds_of(GraceError), ids=lambda kind: kind.__name__)
+def test_errors_come_back_from_a_pool_of_processes(kind):
+    assert str(pickled(kind("what was wrong"))) == "what was wrong"
+
+
+def test_what_errors_carry_comes_back_too():
+    with pytest.raises(InfeasibleBudgetError) as error:
+        allocate([[9.0, 4.0], [8.0, 5.0]], [1, 2], 1)
+    assert (str(pickled(error.value)), pickled(error.value).smallest) == (str(error.value), 2.0)
+    partial = grace_opt.compare([[1.0, 0.0], [0.0, 2.0]], 1, ["mies"])
+    back = pickled(ComparisonError("one failed", partial))
+    assert (str(back), back.partial["mies"].objective) == ("one failed", 1.0)
+
+
+def pickled(error):
+    return pickle.loads(pickle.dumps(error))  # noqa: S301 - what a pool of processes does

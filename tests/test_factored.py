@@ -180,6 +180,15 @@ def test_bounds_are_bounds(drawn, protect):
     assert float(factored_bound(other)) <= -oracle.optimum(formed(terms, diagonal), k, out, maximize=True) + room
 
 
+@pytest.mark.parametrize("size", [1e-150, 1e-100, 1.0, 1e100, 1e150])
+def test_bounds_of_factors_of_very_different_size(size):
+    x, y = size * np.array([[1.0, 2.0, 0.0]]), np.array([[1.0, 0.0, 3.0]]) / size
+    found = grace_opt.solve(Factored([((x, y), None)]), 2, "exhaustive", certify=True)
+    assert found.objective == pytest.approx(3.0)
+    assert found.lower_bound == pytest.approx(3.0)
+    assert float(continuous_bound(found.problem.flatten())) <= 3.0
+
+
 @pytest.mark.parametrize("kind", range(4))
 def test_parts_of_a_term_are_semidefinite_and_lie_below_it(kind):
     rng = np.random.default_rng(kind)

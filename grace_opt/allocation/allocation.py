@@ -36,7 +36,8 @@ class Allocation:
         ``(objective - lower_bound) / max(|objective|, 1e-9 Σ|loss|)``, with the sum over the chosen levels; never
         negative.
     status : Status, or object array (...) of Status
-        OPTIMAL if the bound proves it (`tolerance`), LIMIT if the time limit stopped it, else FEASIBLE.
+        OPTIMAL if the bound proves it (`tolerance`), LIMIT if the time limit stopped it, or "exact" had more states
+        than it may have, else FEASIBLE.
     multipliers : array (...), float64
         Price of the budget: the loss that one more unit of it would save, in the linear relaxation; 0 if the budget
         does not bind, or without one.

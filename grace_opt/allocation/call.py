@@ -100,7 +100,7 @@ def allocate(
     enumerates the sets, for up to 16 groups.
 
     "exact" takes time and memory that depend on the gap and on the number of different sums of costs; it stops at the
-    time limit, or when a step would need more than `grace_opt.allocation.exact.MAX_STATES` states.
+    time limit, or when a step would need more than `grace_opt.allocation.exact.MAX_STATES` states (Status.LIMIT, too).
 
     References
     ----------

@@ -26,6 +26,8 @@ from .sums import EPS
 
 #: Largest number of partial allocations that one step may look at; beyond, the search stops as at a time limit.
 MAX_STATES = 2**23
+#: So many are looked at between two looks at the clock.
+STATES_AT_ONCE = 2**19
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -89,6 +91,7 @@ def _instance(
     spent, cost_unit = _multiples(np.where(kept, costs, 0.0))
     search = _Search(problem, _limits(problem, cost_unit), open_gap + rounding, deadline)
     fronts = []
+    search.look_at_the_clock()
     for i, places in enumerate(map(np.flatnonzero, kept)):
         fronts.append(search.pareto(spent[i, places], lost[i, places], reduced[i, places], (i, places)))
     done = search.fronts(fronts)
@@ -179,13 +182,30 @@ class _Search:
 
     def merge(self, a: _Front, b: _Front, limit: Any) -> _Front:
         """Sums of an entry of `a` and one of `b`."""
-        if len(a.cost) * len(b.cost) > MAX_STATES or time.monotonic() >= self.deadline:
+        if len(a.cost) * len(b.cost) > MAX_STATES:
             raise _StoppedError
-        cost = np.add.outer(a.cost, b.cost).ravel()
-        reduced = np.add.outer(a.reduced, b.reduced).ravel()
-        kept = np.flatnonzero((reduced <= self.gap) & (cost <= limit))
-        left, right = np.divmod(kept, max(len(b.cost), 1))
-        return self.pareto(cost[kept], a.loss[left] + b.loss[right], reduced[kept], (a, b, left, right))
+        height = max(1, STATES_AT_ONCE // max(len(b.cost), 1))
+        pieces = []
+        for first in range(0, max(len(a.cost), 1), height):
+            self.look_at_the_clock()
+            rows = slice(first, first + height)
+            cost = np.add.outer(a.cost[rows], b.cost).ravel()
+            reduced = np.add.outer(a.reduced[rows], b.reduced).ravel()
+            kept = np.flatnonzero((reduced <= self.gap) & (cost <= limit))
+            left, right = np.divmod(kept, max(len(b.cost), 1))
+            left += first
+            pieces.append(self.pareto(cost[kept], a.loss[left] + b.loss[right], reduced[kept], (a, b, left, right)))
+        if len(pieces) == 1:
+            return pieces[0]
+        self.look_at_the_clock()
+        cost, loss, reduced = (np.concatenate([getattr(x, of) for x in pieces]) for of in ("cost", "loss", "reduced"))
+        left, right = (np.concatenate(entries) for entries in zip(*(x.origin[2:] for x in pieces), strict=True))
+        return self.pareto(cost, loss, reduced, (a, b, left, right))
+
+    def look_at_the_clock(self) -> None:
+        """Raise `_StoppedError` if time is up."""
+        if time.monotonic() >= self.deadline:
+            raise _StoppedError
 
     def within(self, front: _Front, limit: Any) -> _Front:
         """The entries that cost at most the limit."""

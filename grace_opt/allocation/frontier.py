@@ -76,7 +76,14 @@ class Frontier:
             whole = not wanted.dtype.is_floating_point and wanted.dtype != torch.bool
             if not whole or bool(((wanted < 0) | (wanted > count)).any()):
                 raise ProblemError(f"point={point!r}: give an integer from 0 to {count}, or one per instance.")
-            wanted = wanted.to(self._groups.device).expand(self._problem.batch_shape).reshape(-1)
+            shape = self._problem.batch_shape
+            try:
+                wanted = wanted.to(self._groups.device).expand(shape).reshape(-1)
+            except RuntimeError:
+                per = f"one per instance, shape {shape}" if shape else "only one, as there is one instance"
+                raise ProblemError(
+                    f"point has shape {tuple(wanted.shape)}: give an integer from 0 to {count}, or {per}."
+                ) from None
         else:
             found = integer("point", point, at_least=0, at_most=count, error=ProblemError)
             wanted = torch.full_like(self._levels[:, 0, 0], found)

@@ -12,7 +12,7 @@ from .._util.array_like import as_tensor
 from .._util.arrays import backend_of, to_float_tensor
 from .._util.parameters import shown
 from ..errors import InfeasibleBudgetError, OptionError, ProblemError
-from ..problem import Problem
+from ..problem import Factored, Problem
 from .budgets import Budgets, nested
 from .problem import AllocationProblem, common_unit
 
@@ -55,8 +55,8 @@ def checked_problem(
     for values, name in ((weights, "losses"), (c, "costs")):
         if not bool((values.abs().amax(-1).sum(-1) < LARGEST_SUM).all()):
             raise ProblemError(
-                f"{name} sum to more than float64 can hold: divide all of them by a power of two"
-                f"{', and the budgets too' if name == 'costs' else ''}."
+                f"{name} sum to {LARGEST_SUM:.3g} or more, too near the end of float64: divide all of them by a "
+                f"power of two{', and the budgets too' if name == 'costs' else ''}."
             )
     levels = torch.arange(L, device=f.device)
     low = _level_per_group(least, "least", 0, batch, n, L, f.device).reshape(-1, n, 1)
@@ -82,6 +82,10 @@ def checked_problem(
 
 def _with_interaction(f: Tensor, interaction: Any) -> tuple[Tensor, Tensor, bool]:
     """Losses with those of level 0 from W; W (B, n, n) in float64; and whether W was given as integers."""
+    if isinstance(interaction, Factored):
+        raise ProblemError(
+            "interaction= takes W itself, and this is a Factored: form it, interaction=W.dense('allocate')."
+        )
     try:
         given = Problem.of(interaction, 0)
     except ProblemError as error:
@@ -156,6 +160,11 @@ def _family(labels: Any, limits: Any, name: str, batch: list[int], n: int, devic
         kind = str(part.dtype).removeprefix("torch.")
         raise ProblemError(f"the labels of {name} have shape {tuple(part.shape)} and dtype {kind}: give {wanted}.")
     tensor = as_tensor(limits, f"the limits of {name}")
+    if not tensor.ndim and int(part.max()) >= n:
+        raise ProblemError(
+            f"the labels of {name} reach {int(part.max())}, and there are {n} groups: number the parts 0, 1, 2, ..., "
+            "as np.unique(labels, return_inverse=True)[1] does."
+        )
     count = tensor.shape[-1] if tensor.ndim else int(part.max()) + 1
     if int(part.max()) >= count:
         raise ProblemError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -33,19 +34,46 @@ def exact_sum(terms: Tensor) -> Tensor:
 
 
 def running_sums(terms: Tensor) -> Tensor:
-    """Sums of the first 1, 2, … entries of the last dimension, with the rounding errors of the additions added back.
+    """Sums of the first 1, 2, … entries of the last dimension, rounded once but for ties.
+
+    The rounding errors of the additions are added back, and those of adding these. Where even that may not hold the
+    sum, it is made of whole numbers.
 
     Examples
     --------
     >>> running_sums(torch.tensor([1e17, 1.0, -1e17], dtype=torch.float64))[-1]
     tensor(1., dtype=torch.float64)
     """
-    total = terms.cumsum(-1)
-    before = torch.nn.functional.pad(total[..., :-1], (1, 0))
-    part = total - before
-    low = ((before - (total - part)) + (terms - part)).cumsum(-1)
-    value = total + low
+    total, errors = _with_errors(terms)
+    low, errors = _with_errors(errors)
+    middle = total + low
+    part = middle - total
+    rest = (total - (middle - part)) + (low - part) + errors.cumsum(-1)
+    value = middle + rest
     # Not `is_doubtful`, after which every such sum would be made anew: of two numbers as near, the larger.
     above = value.nextafter(torch.full_like(value, math.inf))
     half = (above - value) / 2
-    return torch.where((low - (value - total) == half) & (half > 0), above, value)
+    value = torch.where((rest - (value - middle) == half) & (half > 0), above, value)
+    doubtful = terms.shape[-1] * 8 * errors.abs().cumsum(-1) > value.abs()
+    for row in doubtful.reshape(-1, value.shape[-1]).any(-1).nonzero().flatten().tolist():
+        own = value.view(-1, value.shape[-1])[row]
+        exactly = [sum_ / _UNITS for sum_ in accumulate(map(_in_units, terms.reshape(-1, len(own))[row].tolist()))]
+        own.copy_(torch.where(doubtful.view(-1, len(own))[row], own.new_tensor(exactly), own))
+    return value
+
+
+def _with_errors(terms: Tensor) -> tuple[Tensor, Tensor]:
+    """Running sums, and the rounding error of each addition (Knuth)."""
+    total = terms.cumsum(-1)
+    before = torch.nn.functional.pad(total[..., :-1], (1, 0))
+    part = total - before
+    return total, (before - (total - part)) + (terms - part)
+
+
+#: Of which every float64 is a whole number.
+_UNITS = 2**1074
+
+
+def _in_units(number: float) -> int:
+    numerator, denominator = number.as_integer_ratio()
+    return numerator * (_UNITS // denominator)

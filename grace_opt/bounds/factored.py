@@ -136,16 +136,22 @@ def _grams(term: Term) -> list[Term]:
     A, C, B, D, sign = term
     if A is C:  # the pair that is not shared comes first
         A, C, B, D = B, D, A, C
-    sizes = [float(x.square().sum()) * float(y.square().sum()) for x, y in ((A, B), (C, D))]
-    if min(sizes) == 0:
+    left, right = (_log2_size(x) + _log2_size(y) for x, y in ((A, B), (C, D)))
+    if math.isinf(left) or math.isinf(right):
         return []
-    balance = 2.0 ** round(math.log2(sizes[1] / sizes[0]) / 4)  # exact, and both squares are about as large
+    balance = 2.0 ** round((right - left) / 2)  # exact, and both are about as large
     A, C = A * balance, C / balance
     if B is D:
         both, apart = (A + C) / 2, (A - C) / 2
         return [Term(both, both, B, B, sign), Term(apart, apart, B, B, -sign)]
     A, C = A * HALF, C * HALF
     return [Term(A, A, B, B, -1.0), Term(C, C, D, D, -1.0)]
+
+
+def _log2_size(x: Tensor) -> float:
+    """The binary logarithm of the square root of the sum of squares; -inf for zeros."""
+    largest = float(x.abs().max())
+    return math.log2(largest) + math.log2(float((x / largest).norm())) if largest else -math.inf
 
 
 def _diagonal_above(N: Factored, delta: Tensor, alive: Tensor, k: int, expired: Callable[[], bool]) -> Tensor:

@@ -39,9 +39,12 @@ ROUNDING = 8 * 2.0**-52
 class ComparisonError(SolverError):
     """A method that was asked for failed; `partial` is the `Comparison` of the methods that had finished."""
 
-    def __init__(self, message: str, partial: Comparison) -> None:
+    partial: Comparison
+
+    def __init__(self, message: str, partial: Comparison | None = None) -> None:  # without it: as pickle makes it again
         super().__init__(message)
-        self.partial = partial
+        if partial is not None:
+            self.partial = partial
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -39,7 +39,7 @@ class ProcessLostError(GraceError, RuntimeError):
         Whether it was ended for exceeding the limit.
     """
 
-    def __init__(self, message: str, late: bool) -> None:
+    def __init__(self, message: str, late: bool = False) -> None:
         super().__init__(message)
         self.late = late
 
