@@ -192,7 +192,7 @@ def optimum_of_blocks(W, losses, costs, budget, size):
         lost = np.einsum("si,ij,sj->s", zero, W[own, own], zero) + (losses[own][at, levels] * (levels > 0)).sum(-1)
         spent = costs[own][at, levels].sum(-1)
         after = np.full_like(best, np.inf)
-        for loss, cost in zip(lost, spent, strict=True):
+        for loss, cost in zip(lost[spent <= budget], spent[spent <= budget], strict=True):
             after[cost:] = np.minimum(after[cost:], best[: budget + 1 - cost] + loss)
         best = after
     return best.min()

@@ -207,9 +207,12 @@ FETCHED = {
 
 
 def ladder() -> list[str]:
-    """Every certificate and every bound that `grace_opt.bounds` offers, as methods of `bench.solvers.measure`."""
+    """Every certificate and every bound of a tensor that `grace_opt.bounds` offers, as methods of the measurement."""
     found = [f"bound:certificate,level={level}" for level in bounds.LEVELS]
-    found += [f"bound:{name}" for name in sorted(bounds.__all__) if name.endswith("_bound")]
+    of_other_forms = ("factored_bound", "form_bound")
+    found += [
+        f"bound:{name}" for name in sorted(bounds.__all__) if name.endswith("_bound") and name not in of_other_forms
+    ]
     return [*found, "bound:continuous_bound,shift=none", "bound:continuous_bound,shift=uniform"]
 
 

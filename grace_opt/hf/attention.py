@@ -144,7 +144,8 @@ def pruning_function(base_name: str) -> AttentionFunction:
         elif layer.plan.config.fused and layer.plan.bits is None:
             _refuse_unsupported(module, kwargs, "write fused=False among the settings of PrunedKeyCache() or attach()")
         if old is not None:
-            return _decoded(base_name, module, query, key, value, attention_mask, layer, old, kwargs)
+            output, weights = _decoded(base_name, module, query, key, value, attention_mask, layer, old, kwargs)
+            return output, None if weights is None else weights_in_sequence(weights, old)
         attended = base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
         behind = layer.prompt.behind(query.shape[2], key.shape[2])
         if is_owner:  # whose queries choose

@@ -198,13 +198,16 @@ class PrunedKeyCache(Cache):
         if isinstance(evict, LayerBudgets):
             evict.losses.check_fingerprint(self.fingerprint() if evict.losses.fingerprint else self._shape)
             evict = evict.evict  # of which no layer's share is smaller than what stays dense
+        quantize = self.pruning.quantize
+        group = 1 if quantize is None or quantize.keys is None else quantize.group_size
         for index in self.prunable_layers:
             kept = evict.tokens(index, count, sys.maxsize)
-            if kept <= dense:
+            if kept < dense + group:
+                groups = f", and the others are quantised in groups of {group}" if group > 1 else ""
                 raise OptionError(
                     f"{evict} keeps {kept} tokens in layer {index}, and {dense} stay dense (recent_window="
-                    f"{self.pruning.recent_window}, sink_tokens={self.pruning.sink_tokens}): nothing would be left to "
-                    "prune; write a larger budget"
+                    f"{self.pruning.recent_window}, sink_tokens={self.pruning.sink_tokens}){groups}: nothing would be "
+                    "left to prune; write a larger budget"
                 )
 
     def declare_prompt(self, length: int) -> None:

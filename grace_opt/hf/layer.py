@@ -306,6 +306,11 @@ class PrunedKeyLayer(DynamicLayer):
     # -------------------------------------------------------------- sizes
 
     @property
+    def _waiting(self) -> int:
+        """Number of coded tokens that wait for their classes."""
+        return self.compressed.waiting if isinstance(self.compressed, CodedTokens) else 0
+
+    @property
     def pruned_length(self) -> int:
         """Number of tokens in the pruned, or coded, segment."""
         old = self.compressed
@@ -425,8 +430,7 @@ class PrunedKeyLayer(DynamicLayer):
             self.compressed = self.compressed.cropped(keep)
         self.tail = tail.cut(0, max(keep - old, 0))
         if self.received is not None:
-            count = self.compressed.waiting if isinstance(self.compressed, CodedTokens) else 0
-            self.received = self.received[..., : count + self.tail.length].clone()
+            self.received = self.received[..., : self._waiting + self.tail.length].clone()
 
     def reset(self) -> None:
         """Forget everything, ready for another prompt."""
@@ -455,10 +459,13 @@ class PrunedKeyLayer(DynamicLayer):
         self.settle()
         if self.tail is not None:
             self.tail.map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
+        waited = self._waiting
         if self.compressed is not None:
             self.compressed = self.compressed.select(rows)
         if self.received is not None:
-            self.received = self.received.index_select(0, rows.to(self.received.device))
+            # Of rows without codes, which are dense for good, none waits.
+            kept = self.received[..., waited - self._waiting :]
+            self.received = kept.index_select(0, rows.to(self.received.device))
         self.prompt.map_rows(rows)
 
     def offload(self) -> None:

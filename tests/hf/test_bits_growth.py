@@ -476,3 +476,39 @@ def test_observed_queries_of_a_chunked_prompt_are_few(model, ids):
         waiting = cache.layers[0].prompt._waiting
         assert waiting.queries.shape[2] <= -(-waiting.length // 8) + 128
     assert waiting.queries.untyped_storage().nbytes() == waiting.queries.nbytes
+
+
+@pytest.mark.parametrize("attention", ["grace_sdpa", "grace_eager"])
+@pytest.mark.parametrize("change", ["select", "beams", "beams of both"])
+def test_rows_that_are_dense_for_good_are_kept_alone(change, attention, tiny, ids, more):
+    """The other row's newest tokens wait for their classes when it is left out."""
+    model, mask = tiny(max_position_embeddings=1024, attention=attention), torch.ones_like(ids)
+    mask[1, : LENGTH - 50] = 0  # of which too few are left for bits
+    rows = {"select": [1], "beams": [1, 1], "beams of both": [1, 0]}[change]
+
+    def fed(after, width):
+        seen, cache, logits = mask, PrunedKeyCache(model.config, tail_block=64, **SETTINGS), []
+        for number, tokens in enumerate((ids, more[:, :110], more[:, 110:112], more[:, 112 : 112 + 140])):
+            parts = tokens.split(width if number == 3 else 200, dim=1)
+            for part in parts:
+                if number == 3 and part is parts[0] and not after:
+                    change_rows(cache)
+                    seen = seen[rows]
+                now = part[rows] if number == 3 and not after else part
+                seen = torch.cat([seen, torch.ones_like(now)], 1) if number else seen
+                places = (seen.cumsum(1) - 1).clamp(min=0)[:, -now.shape[1] :]
+                with torch.no_grad():
+                    out = model(now, attention_mask=seen, position_ids=places, past_key_values=cache)
+                logits.append(out.logits[rows] if number == 3 and after else out.logits)
+        return torch.cat([each[:, -1:] for each in logits[3:]], 1), cache
+
+    def change_rows(cache):
+        assert cache.layers[0].compressed.waiting == 64
+        (cache.batch_select_indices if change == "select" else cache.reorder_cache)(torch.tensor(rows))
+
+    with pytest.warns(UserWarning, match="dense"):
+        found, cache = fed(after=False, width=10)
+    with pytest.warns(UserWarning, match="dense"):
+        expected, _ = fed(after=True, width=10)
+    assert cache.layers[0].compressed.length > LENGTH + 64, "another block has come"
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)

@@ -17,7 +17,7 @@ import torch
 from transformers import DynamicCache, pipeline
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import PrunedKeyCache, attach, attention_implementation, capture, implementation
+from grace_opt.hf import PrunedKeyCache, SnapKV, TopTokens, attach, attention_implementation, capture, implementation
 from grace_opt.hf.models import load_pocket
 from tests.hf.conftest import OBSERVED, RECENT, build
 
@@ -379,6 +379,34 @@ class TestWhatTheUserChose:
         for step, expected in zip(found.attentions, dense.attentions, strict=True):
             for weights, wanted in zip(step, expected, strict=True):
                 torch.testing.assert_close(weights, wanted, atol=1e-5, rtol=0)
+
+    @pytest.mark.parametrize(
+        "settings", [{"sink_tokens": 2}, {"sink_tokens": 2, "fused": False}, {"read": TopTokens(share=1.0)}]
+    )
+    def test_weights_are_in_the_order_of_the_sequence(self, settings, tiny, padded):
+        """The sink tokens of a padded row are stored before its padding."""
+        model, options = tiny(attention="eager"), {"attention_mask": padded[1], "output_attentions": True}
+        options |= {"return_dict_in_generate": True, **OPTIONS}
+        dense = model.generate(padded[0], **options)
+        with attach(model, ratio=0.0, **settings, **WINDOWS) as attached:
+            found = model.generate(padded[0], **options)
+        assert attached.cache.layers[0].compressed.positions is not None
+        for step, expected in zip(found.attentions, dense.attentions, strict=True):
+            for weights, wanted in zip(step, expected, strict=True):
+                torch.testing.assert_close(weights, wanted, atol=1e-5, rtol=0)
+
+    def test_weights_of_evicted_tokens_are_zero(self, tiny, padded):
+        model, options = tiny(attention="eager"), {"attention_mask": padded[1], "output_attentions": True}
+        options |= {"return_dict_in_generate": True, **OPTIONS}
+        with attach(model, ratio=0.0, evict=SnapKV(budget=20, window=4), **WINDOWS) as attached:
+            found = model.generate(padded[0], **options)
+        places = attached.cache.layers[0].compressed.positions.long()
+        for number, step in enumerate(found.attentions[1:], start=1):
+            older = step[0][:, :, 0, :32].unflatten(1, (places.shape[1], -1))
+            assert step[0].shape[-1] == 40 + number
+            stored = torch.zeros(2, places.shape[1], 1, 32).scatter(-1, places[:, :, None], 1.0).bool()
+            assert not older[~stored.expand_as(older)].any()
+            assert older.any(-1).all()
 
     @pytest.mark.parametrize("where", ["passed", "the model's"])
     @pytest.mark.parametrize("name", ["static", "hybrid", "offloaded"])

@@ -205,3 +205,20 @@ class TestDeclaring:
         with torch.no_grad():
             model(prompt, past_key_values=cache)
         assert cache.layers[0].compressed.length == 32
+
+
+@pytest.mark.parametrize("settings", [{"sink_tokens": 4}, {"read": "channels"}, {"sink_tokens": 4, "evict": "snapkv"}])
+@pytest.mark.parametrize("attention", ["grace_sdpa", "grace_eager"])
+def test_a_mask_that_shows_no_padding_changes_nothing(settings, attention, tiny, prompt):
+    """As that of a later chunk, or of eager attention."""
+    model, found = tiny(attention=attention), []
+    for width in (40, 20):
+        cache = PrunedKeyCache(model.config, prompt_length=40, recent_window=8, observation_window=8, **settings)
+        with torch.no_grad():
+            for part in prompt.split(width, dim=1):
+                logits = model(part, past_key_values=cache).logits
+        found.append((logits[:, -1], cache.memory_report().total_bytes))
+        cache.crop(-20)
+        assert cache.get_seq_length() == 20
+    torch.testing.assert_close(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
