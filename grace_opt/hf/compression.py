@@ -52,9 +52,7 @@ def compress(
         ``values``: copying them now would need memory for another layer's V.
     """
     if over.valid is not None and over.valid.device.type == "cpu" and bool(over.valid.all()):
-        over = over._replace(
-            valid=None
-        )  # a later chunk has a mask anyway; a GPU would have to be waited for
+        over = over._replace(valid=None)  # a later chunk has a mask anyway; a GPU would have to be waited for
     config, sinks, length = plan.config, plan.config.sink_tokens, over.length
     recent, group, count = config.recent_window, 1, length
     if config.quantize is not None and config.quantize.keys is not None:
