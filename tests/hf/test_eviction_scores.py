@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from fractions import Fraction
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grace_opt.errors import OptionError, ProblemError
-from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization
+from grace_opt.hf import PruningConfig
 from grace_opt.hf import attention_received as received
 from grace_opt.hf.eviction import H2O, PyramidKV, SnapKV, StreamingLLM
 from grace_opt.hf.eviction_names import eviction_from_dict, eviction_named, eviction_to_dict
@@ -326,19 +325,6 @@ def test_a_share_leaves_what_stays_dense_and_one_group_more():
     assert tokens_kept(StreamingLLM(0.1, sinks=1), 0, 1, 12, 18) == 12
     with pytest.raises(OptionError, match="nothing would be left to prune"):
         kept(60, 6, last=8)
-
-
-@pytest.mark.parametrize(("budget", "fits"), [(39, False), (40, True)])
-def test_a_budget_leaves_a_group_to_quantise(budget, fits, tiny):
-    pytest.importorskip("optimum.quanto")
-    make = functools.partial(
-        PrunedKeyCache, tiny().config, evict=SnapKV(budget=budget, window=8), quantize=Quantization(4, group_size=8)
-    )
-    if fits:
-        make()
-    else:
-        with pytest.raises(OptionError, match=r"groups of 8: nothing would be left to prune"):
-            make()
 
 
 @pytest.mark.parametrize(
