@@ -166,10 +166,15 @@ def main() -> None:
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the matrices there, and measure nothing")
     add_options(parser, "real_heads")
     args = parser.parse_args()
+    if args.save:
+        W = heads(model_path(args.model), args.text or books()[0])
+        instances.write(args.save, W)
+        print(f"wrote {args.save}: {len(W)} matrices of {W.shape[-1]} x {W.shape[-1]}")
+        return
     if args.report_only:
         value = read_results(args.out)
     else:
-        source = {} if args.save else require_clean(args.allow_dirty)
+        source = require_clean(args.allow_dirty)
         if args.instances is not None:
             W, name = np.asarray(instances.read(args.instances).W), args.instances.stem
             passage = "a file"
@@ -178,10 +183,6 @@ def main() -> None:
             where = model_path(args.model)
             W, name = heads(where, text), Path(where).stem
             passage = f"{TOKENS:,} tokens of {text.stem}, last {OBSERVED} queries"
-        if args.save:
-            instances.write(args.save, W)
-            print(f"wrote {args.save}: {len(W)} matrices of {W.shape[-1]} x {W.shape[-1]}")
-            return
         value = {"provenance": source, "model": name, "passage": passage, "instances": len(W), "n": W.shape[-1]}
         value["rows"] = measure(W)
     print(write_results(args.out, value, page, allow_dirty=args.allow_dirty, measured=not args.report_only))

@@ -12,9 +12,11 @@ import torch
 pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
 
-from bench import certificates
+from bench import certificates, real_heads
 from bench.certificates import Case, measure, page
+from bench.experiments.problems import from_files
 from bench.report import MARK
+from grace_opt import instances
 from grace_opt.instances import generators
 
 HEADS = np.stack([generators.attention(12, seed).W for seed in range(3)])
@@ -82,3 +84,13 @@ def test_the_sets_are_the_same_at_every_run() -> None:
     assert small
     for case in small:
         assert (case.make() == case.make()).all()
+
+
+def test_saved_heads_are_read_by_the_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_heads, "heads", lambda model, text: HEADS)
+    monkeypatch.setattr(real_heads, "model_path", lambda model: model)
+    monkeypatch.setattr(sys, "argv", ["real_heads", "--text", "any", "--save", str(tmp_path / "heads.npz")])
+    real_heads.main()
+    configs = from_files(str(tmp_path / "heads.npz"), 0.6)
+    assert [(config["matrix"], config["k"]) for config in configs] == [(0, 8), (1, 8), (2, 8)]
+    assert np.array_equal(instances.read(tmp_path / "heads.npz").W, HEADS)

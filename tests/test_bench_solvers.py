@@ -589,3 +589,12 @@ def test_the_command_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "could not be tried" in help_text, "addresses that were not tried are said to be so"
     assert os.path.basename(fetch.TEXT) == "LICENSE"
     assert fetch.TEXT.is_file()
+
+
+@pytest.mark.parametrize("method", suites.ladder())
+def test_every_bound_of_the_ladder_takes_a_tensor(method: str) -> None:
+    """One that wants W in another form would be a failed cell on the page."""
+    W = np.stack([instance("attention", 8, seed) for seed in range(2)])
+    found = measure._bound(method, W, {"ks": (3, 3), "batch": True, "repeats": 1})
+    for answer, one in zip(found["answers"], W, strict=True):
+        assert answer["bound"] <= float(grace_opt.solve(one, 3, "exhaustive").objective) * (1 + 1e-12)

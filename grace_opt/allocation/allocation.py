@@ -50,6 +50,8 @@ class Allocation:
         ``time`` in seconds.
     path : Frontier or None
         With ``path=True``, the whole frontier.
+    problem : AllocationProblem or None
+        What was solved; `verify` needs it.
 
     Examples
     --------

@@ -306,10 +306,7 @@ class Factored(ColumnWeights):
             total = _total(sizes.terms, apart)
         if positive:
             return total + weights
-        return (
-            _total(part.terms, apart)
-            + (part.nodes if apart else part.nodes - part.of_terms(part.terms).diagonal()).sum()
-        )
+        return _total(part.terms, apart) + (part.nodes if apart else part.nodes - part._own_diagonal()).sum()
 
     def magnitude(self, mask: Tensor) -> Tensor:
         """Return at least the sum of ``|W_ij|`` over the chosen vertices: f of factors without their signs."""

@@ -486,29 +486,26 @@ def test_rows_that_are_dense_for_good_are_kept_alone(change, attention, tiny, id
     mask[1, : LENGTH - 50] = 0  # of which too few are left for bits
     rows = {"select": [1], "beams": [1, 1], "beams of both": [1, 0]}[change]
 
-    def fed(after, width):
+    steps = [ids, more[:, :110], more[:, 110:112], *more[:, 112:252].split(10, dim=1)]
+
+    def fed(change_at):
         seen, cache, logits = mask, PrunedKeyCache(model.config, tail_block=64, **SETTINGS), []
-        for number, tokens in enumerate((ids, more[:, :110], more[:, 110:112], more[:, 112 : 112 + 140])):
-            parts = tokens.split(width if number == 3 else 200, dim=1)
-            for part in parts:
-                if number == 3 and part is parts[0] and not after:
-                    change_rows(cache)
-                    seen = seen[rows]
-                now = part[rows] if number == 3 and not after else part
-                seen = torch.cat([seen, torch.ones_like(now)], 1) if number else seen
-                places = (seen.cumsum(1) - 1).clamp(min=0)[:, -now.shape[1] :]
-                with torch.no_grad():
-                    out = model(now, attention_mask=seen, position_ids=places, past_key_values=cache)
-                logits.append(out.logits[rows] if number == 3 and after else out.logits)
-        return torch.cat([each[:, -1:] for each in logits[3:]], 1), cache
-
-    def change_rows(cache):
-        assert cache.layers[0].compressed.waiting == 64
-        (cache.batch_select_indices if change == "select" else cache.reorder_cache)(torch.tensor(rows))
+        for number, tokens in enumerate(steps):
+            if number == change_at:
+                assert cache.layers[0].compressed.waiting == 64
+                (cache.batch_select_indices if change == "select" else cache.reorder_cache)(torch.tensor(rows))
+                seen = seen[rows]
+            now = tokens[rows] if number >= change_at else tokens
+            seen = torch.cat([seen, torch.ones_like(now)], 1) if number else seen
+            places = (seen.cumsum(1) - 1).clamp(min=0)[:, -now.shape[1] :]
+            with torch.no_grad():
+                out = model(now, attention_mask=seen, position_ids=places, past_key_values=cache)
+            logits.append(out.logits if number >= change_at else out.logits[rows])
+        return torch.cat(logits[3:], 1), cache
 
     with pytest.warns(UserWarning, match="dense"):
-        found, cache = fed(after=False, width=10)
+        found, cache = fed(3)
     with pytest.warns(UserWarning, match="dense"):
-        expected, _ = fed(after=True, width=10)
+        expected, _ = fed(len(steps))
     assert cache.layers[0].compressed.length > LENGTH + 64, "another block has come"
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)

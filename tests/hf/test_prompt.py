@@ -207,7 +207,7 @@ class TestDeclaring:
         assert cache.layers[0].compressed.length == 32
 
 
-@pytest.mark.parametrize("settings", [{"sink_tokens": 4}, {"read": "channels"}, {"sink_tokens": 4, "evict": "snapkv"}])
+@pytest.mark.parametrize("settings", [{"sink_tokens": 4}, {"read": "channels"}])
 @pytest.mark.parametrize("attention", ["grace_sdpa", "grace_eager"])
 def test_a_mask_that_shows_no_padding_changes_nothing(settings, attention, tiny, prompt):
     """As that of a later chunk, or of eager attention."""
