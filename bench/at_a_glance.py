@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import argparse
 import re
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from bench.bits_page import REPORTED, mean
+from bench.decode_bits import DENSE, ratio
+from bench.decode_bits import OURS as STEPS
 from bench.provenance import refuse
 from bench.report import (
     BLACK,
@@ -30,13 +34,17 @@ from bench.report import (
 )
 from bench.results import COMMANDS
 
-SOURCES = ("solvers", "real_model", "efficiency", "test_deep")
+SOURCES = ("solvers", "bits", "decode_bits", "test_deep")
 NAMES = {
     "branch_and_bound": "grace_opt", "gurobi": "Gurobi", "scip": "SCIP", "cpsat": "CP-SAT", "highs": "HiGHS",
     "think": "THINK", "mies": "MIES", "local_search": "local search", "portfolio": "portfolio",
 }  # fmt: skip
 
-
+#: The real model's caches, by their names on the page of bits, with colours and markers.
+CACHES = {
+    "bits-1": BLUE, "bits-1.5": BLUE, "bits-2": BLUE, "bits-2.25": BLUE, "bits-3": BLUE,
+    "int4": ORANGE, "ratio-0.3": GREEN,
+}  # fmt: skip
 #: Suites of real heads, and methods that prove.
 HEADS = ("heads", "real64")
 PROVE = ("branch_and_bound", "gurobi", "scip", "cpsat", "highs")
@@ -56,30 +64,22 @@ def gather(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         for row in solvers["heuristics"]
         if row["method"] in NAMES
     ]
-    bytes_kl = [
-        {"method": row["method"], "ratio": row["ratio"], "kl": row["kl"],
-         "share": row["total_bytes"] / model["dense"]["total_bytes"]}
-        for row in model["rows"]
-    ]  # fmt: skip
-    context = max(row["context"] for row in step["rows"])
-    times = {
-        (row["method"], row["context"]): row["median"]["tpot_s"]
-        for row in step["rows"]
-        if row["method"] in ("dense", "grace") and row["status"] == "measured"
-    }
-    steps = [
-        {"context": of, "dense_s": times["dense", of], "grace_s": times["grace", of]}
-        for of in sorted({key[1] for key in times})
+    kl = [
+        {"cache": name, "share": mean(model, name, REPORTED, "share"), "kl": mean(model, name, REPORTED, "kl")}
+        for name in CACHES
     ]
+    steps = [
+        {"tokens": cell["tokens"], **{name: statistics.median(cell["ms"][name]) for name in (DENSE, STEPS)},
+         "ratio": ratio(cell["ms"], STEPS, DENSE)}
+        for cell in step["steps"]
+    ]  # fmt: skip
     methods = deep["methods"]
     return {
         "proofs": proofs,
         "quality": quality,
         "model": model["model"],
-        "kl": bytes_kl,
+        "kl": kl,
         "steps": steps,
-        "longest": context,
-        "on": step["words"].replace("*", ""),
         "deep": {
             "instances": deep["instances"],
             "breaches": deep["breaches"],
@@ -95,8 +95,8 @@ def rows(value: Mapping[str, Any]) -> list[list[str]]:
     peer = min(peers, key=lambda row: row["median_s"], default=None)
     beside = f"; {NAMES[peer['method']]} {_seconds(peer['median_s'])}" if peer else ""
     best = {row["method"]: row for row in value["quality"]}
-    last = max(row["ratio"] for row in value["kl"])
-    kl = {row["method"]: row for row in value["kl"] if row["ratio"] == last}
+    kl = {row["cache"]: row for row in value["kl"]}
+    few, int4, pruned = kl["bits-2.25"], kl["int4"], kl["ratio-0.3"]
     step = value["steps"][-1]
     deep = value["deep"]
     return [
@@ -113,15 +113,16 @@ def rows(value: Mapping[str, Any]) -> list[list[str]]:
         ],
         [
             "How much does a smaller cache change a real model?",
-            f"with {kl['GRACE']['share']:.0%} of the bytes, KL **{kl['GRACE']['kl']:.3f}** nats from dense; THINK "
-            f"{kl['THINK']['kl']:.3f}",
-            "[a real model](./real_model.md), [answers kept](./answers.md)",
+            f"with {few['share']:.0%} of the bytes of 16 bits (`bits=2.25`), next tokens differ by a KL of "
+            f"**{few['kl']:.4f}** nats from dense; int4 by {int4['kl']:.4f} with {int4['share']:.0%}; channels pruned "
+            f"as in the paper, `ratio=0.3`, by {pruned['kl']:.4f} with {pruned['share']:.0%}",
+            "[a budget of bits](./bits.md), [the arena](./arena.md), [GRACE beside THINK](./real_model.md)",
         ],
         [
             "How long does a token take?",
-            f"**{step['grace_s'] / step['dense_s']:.2f} ×** the time with a dense cache, after {step['context']:,} "
-            "tokens on a CPU",
-            "[efficiency](./efficiency.md), [one layer](./decode_cpu.md)",
+            f"with `bits=2.25`, **{step['ratio']:.2f} ×** the time with a dense cache, after {step['tokens']:,} tokens "
+            "on a CPU",
+            "[steps on 2.25 bits](./decode_bits.md), [pruned channels](./efficiency.md)",
         ],
         [
             "Are the results correct?",
@@ -135,12 +136,12 @@ def _found(value: Mapping[str, Any]) -> str:
     """Return the five numbers in one sentence."""
     ours = next(row for row in value["proofs"] if row["method"] == "branch_and_bound")
     best = next(row for row in value["quality"] if row["method"] == "portfolio")
-    last = max((row for row in value["kl"] if row["method"] == "GRACE"), key=lambda row: row["ratio"])
+    few = next(row for row in value["kl"] if row["cache"] == "bits-2.25")
     step, deep = value["steps"][-1], value["deep"]
     return (
         f"A proof takes {_seconds(ours['median_s'])}; without one, portfolio is optimal in {_of(best)} cases; a cache "
-        f"of {last['share']:.0%} of the bytes changes next tokens by a KL of {last['kl']:.3f} nats; a token takes "
-        f"{step['grace_s'] / step['dense_s']:.2f} × the time on a CPU; {deep['breaches'] or 'no'} "
+        f"of {few['share']:.0%} of the bytes changes next tokens by a KL of {few['kl']:.4f} nats; a token then takes "
+        f"{step['ratio']:.2f} × the time on a CPU; {deep['breaches'] or 'no'} "
         f"claim{'s are' * (deep['breaches'] != 1) or ' is'} wrong on {deep['instances']:,} enumerated instances."
     )
 
@@ -154,8 +155,8 @@ def page(value: dict[str, Any]) -> Page:
         asked="How fast is a proof, how good is an answer without one, what does a smaller cache cost and save, and "
         "are the results correct?",
         found=_found(value),
-        sure=f"Everything ran on two cores of one machine, with one small model, {value['model']}, or its shape with "
-        "random weights; each number's page says how it was measured and what it does not show.",
+        sure=f"Everything ran on two cores of one machine, with one small model, {value['model']}; "
+        "each number's page says how it was measured and what it does not show.",
         tables=table(["question", "number", "page"], rows(value), words=3),
     )
 
@@ -180,18 +181,26 @@ def draw(figure: Any, value: Mapping[str, Any]) -> None:
     second.set_xlim(0, 210)
     second.set_xticks([0, 50, 100])
     second.set(title="Without a proof, the same heads", xlabel="optimal, % of cases; worst gap")
-    for method, colour, marker in (("THINK", ORANGE, "s"), ("GRACE", BLUE, "D")):
-        of = [row for row in value["kl"] if row["method"] == method]
-        third.plot([100, *(100 * row["share"] for row in of)], [0, *(row["kl"] for row in of)], color=colour,
-                   marker=marker, label=method)  # fmt: skip
-    third.set(title="A real model", xlabel="K+V, % of dense", ylabel="KL from dense, nats")
-    third.legend(fontsize=8)
+    kl = value["kl"]
+    budget = [row for row in kl if CACHES[row["cache"]] == BLUE]
+    third.plot([100 * row["share"] for row in budget], [row["kl"] for row in budget], color=BLUE, zorder=1)
+    for row in kl:
+        third.scatter(100 * row["share"], row["kl"], color=CACHES[row["cache"]], zorder=2)
+        name = row["cache"].replace("-", "=")
+        if name in ("bits=1", "bits=2.25", "int4", "ratio=0.3"):
+            at_left = name == "ratio=0.3"
+            third.annotate(name, (100 * row["share"], row["kl"]), xytext=(-6 if at_left else 6, 4), fontsize=8,
+                           textcoords="offset points", ha="right" if at_left else "left")  # fmt: skip
+    third.set_yscale("log")
+    third.margins(y=0.12)
+    third.set_xlim(0, 100)
+    third.set(title="A smaller cache of a real model", xlabel="K and V, % of 16 bits", ylabel="KL from dense, nats")
     x = range(len(value["steps"]))
-    for shift, key, colour, label in ((-0.2, "dense_s", BLACK, "dense"), (0.2, "grace_s", BLUE, "GRACE, λ = 0.6")):
-        drawn = fourth.bar([at + shift for at in x], [1000 * row[key] for row in value["steps"]], 0.38, color=colour,
+    for shift, key, colour, label in ((-0.2, DENSE, BLACK, "dense"), (0.2, STEPS, BLUE, STEPS)):
+        drawn = fourth.bar([at + shift for at in x], [row[key] for row in value["steps"]], 0.38, color=colour,
                            label=label)  # fmt: skip
         fourth.bar_label(drawn, fmt="%.0f", fontsize=8)
-    fourth.set_xticks(x, [f"{row['context']:,}" for row in value["steps"]])
+    fourth.set_xticks(x, [f"{row['tokens']:,}" for row in value["steps"]])
     fourth.set(title="Time per token, on a CPU", xlabel="tokens of the prompt", ylabel="ms")
     fourth.set_ylim(top=1.3 * fourth.get_ylim()[1])
     fourth.legend(loc="upper left", fontsize=8)

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
 
-from bench import material, provenance, report, results, selection
+from bench import at_a_glance, material, provenance, report, results, selection
 from bench.experiments import __main__ as experiments
 from bench.experiments import pages as experiment_pages
 from bench.install_size import bytes_in
@@ -31,6 +31,12 @@ CLEAN = {"date": "2026-01-02", "command": "python -m bench.selection", "commit":
 CLEAN |= {"python": "3.11.0"}
 PAGES = sorted(path.relative_to(RESULTS) for path in RESULTS.rglob("*.md"))
 COMMIT = r"[0-9a-f]{7,}\+?"
+FORMS = {
+    "adapter_matrix": adapter_matrix,
+    "test_deep": deep_page,
+    "selection": selection.page,
+    "at_a_glance": at_a_glance.page,
+}
 
 
 def exists(command: str) -> bool:
@@ -73,15 +79,29 @@ def test_every_page_has_a_command_that_exists() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["adapter_matrix", "test_deep", "selection"])
+@pytest.mark.parametrize("name", FORMS)
 def test_a_page_is_formed_again_as_it_stands(name: str, tmp_path: Path) -> None:
     """Nothing is on a page but what its JSON file holds."""
-    form = {"adapter_matrix": adapter_matrix, "test_deep": deep_page, "selection": selection.page}[name]
-    text = report.write_results(
-        tmp_path / name, report.read_results(RESULTS / name), form, allow_dirty=True, measured=False
-    )
+    value = report.read_results(RESULTS / name)
+    text = report.write_results(tmp_path / name, value, FORMS[name], allow_dirty=True, measured=False)
     assert text == (RESULTS / f"{name}.md").read_text()
     assert not (tmp_path / f"{name}.json").exists()
+
+
+def test_the_five_numbers_are_those_of_their_pages() -> None:
+    pages = {name: report.read_results(RESULTS / name) for name in at_a_glance.SOURCES}
+    five = at_a_glance.gather(pages)
+    said = ["".join(row) for row in at_a_glance.rows(five)]
+    assert len(said) == 5
+    few = next(row for row in five["kl"] if row["cache"] == "bits-2.25")
+    bits = (RESULTS / "bits.md").read_text()
+    assert re.search(rf"`bits=2.25` .*\| {100 * few['share']:.1f}% \|.*\| {few['kl']:.4f} <small>", bits)
+    assert f"**{few['kl']:.4f}**" in said[2]
+    assert f"takes {five['steps'][-1]['ratio']:.2f} of the dense" in (RESULTS / "decode_bits.md").read_text()
+    assert f"**{five['steps'][-1]['ratio']:.2f} ×**" in said[3]
+    linked = re.findall(r"\]\(\./([^)]*)\)", "".join(said))
+    assert linked
+    assert all((RESULTS / page).is_file() for page in linked)
 
 
 def test_other_and_dirty_commits_are_refused_by_name() -> None:
