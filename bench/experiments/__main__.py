@@ -7,6 +7,7 @@ import contextlib
 import json
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = experiments()
     if args.list or not args.names:
         for experiment in known.values():
-            print(f"{experiment.name:<20} {experiment.paper or '-':<16} {experiment.title}")
-            print(f"{'':<20} {'':<16} --set {', '.join(experiment.option_names)}")
+            paper = f", {experiment.paper}" if experiment.paper else ""
+            lines = f"{experiment.name}{paper}", experiment.title, f"--set {', '.join(experiment.option_names)}"
+            print("\n    ".join([lines[0], lines[1], *textwrap.wrap(lines[2], 76)]))
         return 0
     try:
         chosen = _chosen(args.names, known)
