@@ -178,6 +178,11 @@ def unwrap_model(given: Any, call: str) -> Any:
             f"AutoModelForCausalLM.from_pretrained({model!r})"
         )
     if not isinstance(model, PreTrainedModel):
+        if isinstance(getattr(model, "peft_config", None), Mapping) and hasattr(model, "get_base_model"):
+            raise OptionError(
+                f"model must be a transformers model, and peft wraps one; write {call}(model.get_base_model(), ...), "
+                "which has the adapters, too"
+            )
         for name in ("model", "module", "base_model"):
             if isinstance(getattr(model, name, None), PreTrainedModel):
                 kind = type(model).__name__

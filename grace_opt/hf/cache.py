@@ -34,7 +34,7 @@ from .arguments import GRACE, RATIO, given_of, unwrap_model
 from .bits.coded import CodedTokens
 from .bits.make_budget import budget_of
 from .config import PruningConfig
-from .fingerprint import fingerprint, fingerprint_differences
+from .fingerprint import OPTIONAL, adapters_of, fingerprint, fingerprint_differences
 from .in_step import InStep, all_or_none
 from .layer import PrunedKeyLayer
 from .layer_budgets import LayerBudgets
@@ -159,6 +159,7 @@ class PrunedKeyCache(Cache):
         self._config = weakref.ref(text)
         # Not the model itself: copying a cache must not copy the model.
         self._model = weakref.ref(model) if isinstance(model, PreTrainedModel) else None
+        self._adapters = adapters_of(model) if isinstance(model, PreTrainedModel) else None
         self._check_budgets(len(layers))
         if self.pruning.is_coded:
             self.budget = budget_of(self.pruning, model, self._shape, self.prunable_layers, len(layers))
@@ -362,24 +363,39 @@ class PrunedKeyCache(Cache):
     def fingerprint(self) -> dict[str, int | str]:
         """Return which model this cache is for, weights included if it was made from a model that still exists."""
         model = None if self._model is None else self._model()
-        return self._shape if model is None else fingerprint(model)
+        if model is None:
+            return self._shape
+        own = {} if self._adapters is None else {"adapters": self._adapters}
+        return {**fingerprint(model), **own}
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Raise if the cache was made for, or loaded with, a model that differs from this one in shape or weights.
 
-        A cache made from a configuration, or whose model is gone, knows only the shape.
+        A cache made from a configuration, or whose model is gone, knows only the shape. One that holds tokens is
+        refused, too, if the model's adapters were switched since it was empty.
 
         Raises
         ------
         CacheError
         """
         own = None if self._model is None else self._model()
+        adapters = adapters_of(model)
         if own is model:
+            self._check_adapters(adapters)
             return
         here = fingerprint(model.config if own is None else model)
         if differences := fingerprint_differences("cache", self.fingerprint(), here):
             raise CacheError(
                 f"past_key_values is a cache of another model ({'; '.join(differences)}); use a new cache for this one"
+            )
+
+    def _check_adapters(self, now: str | None) -> None:
+        if not self.get_seq_length():
+            self._adapters = now
+        if now != self._adapters:
+            raise CacheError(
+                f"the model's adapters were switched since past_key_values was filled (active then: "
+                f"{self._adapters or 'none'}, now: {now or 'none'}); use a new cache, or switch back"
             )
 
     @property
@@ -443,8 +459,7 @@ class PrunedKeyCache(Cache):
         about, tensors = load_about(path)
         here = fingerprint(model if isinstance(model, PreTrainedModel) else text_config(model, "PrunedKeyCache"))
         there = about["fingerprint"]
-        # A cache made from a configuration knows no weights; everything else is always compared.
-        names = sorted({*here, *there} - ({"weights"} if not ("weights" in here and "weights" in there) else set()))
+        names = sorted({*here, *there} - {name for name in OPTIONAL if name not in here or name not in there})
         pairs = {name: (there.get(name), here.get(name)) for name in names}
         differ = [f"{name}: {a!r} in the file, {b!r} in this model" for name, (a, b) in pairs.items() if a != b]
         if differ:

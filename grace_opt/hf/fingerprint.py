@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..errors import CacheError
 from .placement import is_tensor_parallel, rank, ranks
 
 
@@ -28,26 +29,93 @@ def fingerprint(model: PreTrainedModel | PreTrainedConfig) -> dict[str, int | st
     Returns
     -------
     dict
-        ``model_type``, ``num_hidden_layers``, ``num_key_value_heads`` and ``head_dim``, of all ranks together. A model
-        also has ``weights``, a digest of a sample of every parameter, equal in every floating-point type that holds
-        bfloat16; it is missing if some weights are elsewhere (sharded over ranks, offloaded to disk). A tensor-parallel
+        ``model_type``, ``num_hidden_layers``, ``num_key_value_heads`` and ``head_dim``, of all ranks together, and
+        ``rope``, its rotary embedding, if it has one. A model also has ``weights``, a digest of a sample of every
+        parameter, equal in every floating-point type that holds bfloat16; it is missing if some weights are elsewhere
+        (sharded over ranks, offloaded to disk). One with adapters has ``adapters``, the active ones. A tensor-parallel
         model has ``tensor_parallel``, because its masks and caches hold only the KV heads of this rank.
     """
     config = model.config if isinstance(model, PreTrainedModel) else model
     text = config.get_text_config(decoder=True)
-    heads = int(text.num_attention_heads)
+    heads = int(_of_layers(text, "num_attention_heads") or 0)
     found: dict[str, int | str] = {
         "model_type": str(text.model_type),
         "num_hidden_layers": int(text.num_hidden_layers),
-        "num_key_value_heads": int(getattr(text, "num_key_value_heads", None) or heads),
-        "head_dim": int(getattr(text, "head_dim", None) or text.hidden_size // heads),
+        "num_key_value_heads": int(_of_layers(text, "num_key_value_heads") or heads),
+        "head_dim": int(_of_layers(text, "head_dim") or text.hidden_size // heads),
     }
+    if rope := rope_of(text):
+        found["rope"] = rope
     if isinstance(model, PreTrainedModel):
+        if (adapters := adapters_of(model)) is not None:
+            found["adapters"] = adapters
         if is_tensor_parallel(model):
             found["tensor_parallel"] = f"rank {rank()} of {ranks()}"
         elif has_all_weights(model):
             found["weights"] = weights_digest(model)
     return found
+
+
+#: What a fingerprint may lack: of a configuration alone, or written by an older version.
+OPTIONAL = ("weights", "adapters", "rope")
+
+
+def rope_of(text: PreTrainedConfig) -> str:
+    """Return a model's rotary embedding in words: keys of another one belong to other positions.
+
+    Examples
+    --------
+    >>> from transformers import LlamaConfig
+    >>> rope_of(LlamaConfig())
+    'default, rope_theta=10000.0'
+    """
+    given = getattr(text, "rope_parameters", None) or {}
+    kinds = given if given and all(isinstance(each, Mapping) for each in given.values()) else {"": given}
+    words = []
+    for layers, each in kinds.items():
+        if not isinstance(each, Mapping) or not each:
+            continue
+        kind = str(each.get("rope_type", "default"))
+        names = ("rope_theta",) if kind == "default" else sorted(set(each) - {"rope_type", "type"})
+        values = [f"{name}={each[name]}" for name in names if each.get(name) is not None]
+        words.append(", ".join([f"{layers} {kind}".strip(), *values]))
+    return "; ".join(words)
+
+
+def adapters_of(model: nn.Module) -> str | None:
+    """Return the names of active adapters, as peft's layers say them; "" if they are switched off, None without any.
+
+    Their weights are the model's whether they are active or not.
+    """
+    states = set()
+    for layer in model.modules():
+        active, off = getattr(layer, "active_adapters", None), getattr(layer, "disable_adapters", None)
+        if isinstance(active, list | tuple) and isinstance(off, bool):  # methods of transformers' models are neither
+            states.add("" if off else "+".join(map(str, active)))
+    return "; ".join(sorted(states)) if states else None
+
+
+def _of_layers(text: PreTrainedConfig, name: str) -> int | None:
+    """Return a size that all layers with full attention share, which are those that are pruned.
+
+    Raises
+    ------
+    CacheError
+        If they differ in it.
+    """
+    if name not in (getattr(text, "per_layer_attributes", None) or ()):
+        found: int | None = getattr(text, name, None)
+        return found
+    each = [text.per_layer_config[layer] for layer in range(text.num_hidden_layers)]
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * len(each)
+    full = [one for one, kind in zip(each, kinds, strict=True) if kind == "full_attention"] or each
+    sizes = {getattr(one, name, None) for one in full}
+    if len(sizes) > 1:
+        raise CacheError(
+            f"{text.model_type} has layers of full attention with {name} of {sorted(map(str, sizes))}: only models "
+            "whose layers of full attention are alike are supported"
+        )
+    return sizes.pop()
 
 
 def fingerprint_differences(what: str, made_for: Mapping[str, int | str], here: Mapping[str, int | str]) -> list[str]:
@@ -58,7 +126,7 @@ def fingerprint_differences(what: str, made_for: Mapping[str, int | str], here: 
     what : str
         What was made, for the words.
     made_for, here : mapping
-        Fingerprints. Weights are compared if both are known.
+        Fingerprints. What one of them lacks is not compared; weights are if nothing else differs.
 
     Examples
     --------

@@ -43,6 +43,8 @@ class InStep:
         """Raise if the layer that is about to grow has more or fewer tokens than the one before it had."""
         if index not in self._growing:
             return
+        if index == min(self._growing):
+            _check_compressed(layers)
         count = layers[index].get_seq_length()
         if 0 <= self._updated < index and count != self._before:
             raise _interrupted(count, self._before)
@@ -53,13 +55,24 @@ class InStep:
         counts = {layers[index].get_seq_length() for index in self._growing}
         if len(counts) > 1:
             raise _interrupted(*counts)
+        _check_compressed(layers)
+
+
+_AGAIN = "by an error or Ctrl-C; call reset(), or make a new cache, and read the text again"
 
 
 def _interrupted(*counts: int) -> CacheError:
     return CacheError(
         f"layers of the cache hold different numbers of tokens ({', '.join(map(str, sorted(counts)))}): a forward pass "
-        "ended in the middle, by an error or Ctrl-C; call reset(), or make a new cache, and read the text again"
+        f"ended in the middle, {_AGAIN}"
     )
+
+
+def _check_compressed(layers: Sequence[Any]) -> None:
+    """Raise if a layer has all tokens of the prompt, and would keep them dense for good."""
+    for index, layer in enumerate(layers):
+        if isinstance(layer, PrunedKeyLayer) and layer.interrupted:
+            raise CacheError(f"the prompt's compression ended in the middle of layer {index}, {_AGAIN}")
 
 
 @contextmanager

@@ -81,6 +81,8 @@ class PrunedKeyLayer(DynamicLayer):
         self._announced = False
         self._fresh = False  # compressed, and unchanged since
         self._postponed: Observation | None = None
+        #: Whether compressing the prompt has begun and, because of an error or Ctrl-C, not ended.
+        self.interrupted = False
         self._verdict: Tensor | None = None  # a check that the device has not finished yet
 
     # ------------------------------------------------------------ growing
@@ -238,9 +240,11 @@ class PrunedKeyLayer(DynamicLayer):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _compress(self, over: Observation, keys: Tensor, values: Tensor) -> Tail:
+        self.interrupted = True
         self._verdict = check_numbers(self.plan, over, keys, values)
         with without_autocast(keys):
             found = compress(self.plan, over, keys[:, :, : over.length], values[:, :, : over.length])
+        self.interrupted = False
         if found is None:
             self._announce_short(over.length)
             return self._stored()
@@ -438,7 +442,7 @@ class PrunedKeyLayer(DynamicLayer):
         self.prompt.reset()
         self._filler, self.tally = Filler(), ReadTally()
         self.is_initialized = False
-        self._awaits_attention = self._fresh = False
+        self._awaits_attention = self._fresh = self.interrupted = False
         self._verdict = self._postponed = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:

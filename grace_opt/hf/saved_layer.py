@@ -242,7 +242,7 @@ class _Check:
         )
         block = plan.config.tail_block
         self.require(said["block"] in (0, block), f"block={said['block']!r} for a cache with tail_block={block}")
-        made_rows = check.rows(said, rows, batch, "positions" in found)
+        made_rows = check.rows(said, rows, batch)
         self.placed(said["length"], said["stored"], found.get("positions"), batch, heads)
         received, newest = found.get("received"), recent + max(row.waits for row in made_rows)
         if received is not None:

@@ -427,6 +427,23 @@ def test_a_layer_of_which_an_eviction_has_left_too_little_is_saved_too(path):
     assert torch.equal(go_on(model, loaded, 0).argmax(-1), go_on(model, cache, 0).argmax(-1))
 
 
+@torch.no_grad()
+def test_rows_too_short_for_bits_that_beams_have_left(path):
+    model = build("Llama")
+    model.set_attn_implementation("grace_sdpa")
+    cache, mask = PrunedKeyCache(model, bits=3, basis="none"), torch.ones(2, 130, dtype=torch.int64)
+    mask[1, :70] = 0
+    ids = torch.randint(3, 97, (2, 130), generator=torch.Generator().manual_seed(3))
+    with pytest.warns(UserWarning, match="1 of the batch's 2 prompts stays dense"):
+        model(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0), past_key_values=cache)
+    cache.batch_select_indices(torch.tensor([1]))
+    assert not any(row.tokens for row in cache.layers[0].compressed.rows)
+    cache.save(path)
+    loaded = PrunedKeyCache.load(path, model)
+    assert same_bits(loaded, cache)
+    assert torch.equal(*[model(ids[:1, :1], past_key_values=each).logits for each in (cache, loaded)])
+
+
 @pytest.mark.slow
 def test_padding_that_does_not_fit_is_named(filled, path):
     model, cache, _ = filled("padded")

@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -348,6 +349,10 @@ class TestUse:
         for wrong, says in (
             (pipe, r"a TextGenerationPipeline contains one; write \w+\(pipe\.model, \.\.\.\), and call pipe as before"),
             (torch.nn.DataParallel(model), r"a DataParallel contains one; write \w+\(x\.module, \.\.\.\)"),
+            (
+                SimpleNamespace(peft_config={}, get_base_model=lambda: model),
+                r"peft wraps one; write \w+\(model\.get_base_model\(\), \.\.\.\)",
+            ),
             ("gpt2", r"write \w+\(model, \.\.\.\) with model = AutoModelForCausalLM\.from_pretrained\('gpt2'\)"),
         ):
             for take in (attach, PrunedKeyCache):

@@ -13,6 +13,7 @@ from grace_opt.attention.masks import ChannelMask
 from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import CacheError, GraceError, MaskError, OptionError, ProblemError, UnknownSolverError
 from grace_opt.hf import PrunedKeyCache, SnapKV
+from grace_opt.hf.compression import compress
 
 
 class TestForgottenAttention:
@@ -125,6 +126,36 @@ class TestInterrupted:
         self.interrupt(model, prompt, cache)
         with pytest.raises(CacheError, match=self.SENTENCE.format("0, 40")), torch.no_grad():
             model(continuation[:, :1], past_key_values=cache)
+
+    @pytest.mark.parametrize("settings", [{}, {"bits": 3, "basis": "none"}], ids=str)
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+    def test_while_the_last_layer_is_compressed(
+        self, error, settings, tiny, prune, prompt, continuation, step, tmp_path, monkeypatch
+    ):
+        """All layers have all tokens then, and one would stay dense."""
+        model, prompt, calls = tiny(), prompt.repeat(1, 4), []
+
+        def stop(plan, *given):
+            calls.append(plan.index)
+            if plan.index == 1:
+                raise error
+            return compress(plan, *given)
+
+        cache = PrunedKeyCache(model, **settings) if "bits" in settings else prune(model, **settings)
+        with monkeypatch.context() as patch:
+            patch.setattr("grace_opt.hf.layer.compress", stop)
+            with pytest.raises(error), torch.no_grad():
+                model(prompt, past_key_values=cache)
+        assert calls == [0, 1]
+        says = r"compression ended in the middle of layer 1, .* call reset\(\)"
+        with pytest.raises(CacheError, match=says):
+            cache.save(tmp_path / "cache.safetensors")
+        with pytest.raises(CacheError, match=says), torch.no_grad():
+            model(continuation[:, :1], past_key_values=cache)
+        cache.reset()
+        step(model, cache, prompt, continuation)
+        assert all(layer.compressed is not None for layer in cache.layers)
+        cache.save(tmp_path / "cache.safetensors")
 
 
 @pytest.mark.parametrize(

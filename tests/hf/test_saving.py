@@ -296,6 +296,57 @@ class TestModel:
         with pytest.raises(CacheError, match="model_type: 'llama' in the file, 'qwen2' in this model"):
             PrunedKeyCache.load(path, tiny("qwen2").config)
 
+    def test_with_another_rotary_embedding_is_refused(self, filled, path):
+        model, cache = filled()
+        cache.save(path)
+        assert cache.fingerprint()["rope"] == "default, rope_theta=10000.0"
+        for changed, says in (
+            ({"rope_type": "default", "rope_theta": 5e5}, "default, rope_theta=500000.0"),
+            (
+                {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64},
+                r"yarn, factor=4\.0, original_max_position_embeddings=64, rope_theta=10000\.0",
+            ),
+        ):
+            config = copy.deepcopy(model.config)
+            config.rope_parameters = changed
+            with pytest.raises(
+                CacheError, match=f"rope: 'default, rope_theta=10000.0' in the file, '{says}.*' in this"
+            ):
+                PrunedKeyCache.load(path, config)
+
+    def test_a_file_from_before_rotary_embeddings_were_noted_still_loads(self, filled, path):
+        model, cache = filled()
+        cache.save(path)
+        about, tensors = saving.FILE_FORMAT.read(path)
+        del about["fingerprint"]["rope"]
+        saving.FILE_FORMAT.write(path, tensors, about)
+        assert same_bits(PrunedKeyCache.load(path, model), cache)
+
+    def test_with_other_active_adapters_is_refused(self, filled, path):
+        """As peft keeps them: all weights are the model's, whichever are active."""
+        model = copy.deepcopy(filled()[0])
+        layer = model.model.layers[0].self_attn.q_proj
+        layer.active_adapters, layer.disable_adapters = ["default"], False
+        cache = filled(source=model)[1]
+        assert cache.fingerprint()["adapters"] == "default"
+        cache.save(path)
+        assert same_bits(PrunedKeyCache.load(path, model), cache)
+        for change in ({"active_adapters": ["other"]}, {"disable_adapters": True}):
+            before = {name: getattr(layer, name) for name in change}
+            vars(layer).update(change)
+            with pytest.raises(CacheError, match=r"adapters: 'default' in the file, '(other)?' in this model"):
+                PrunedKeyCache.load(path, model)
+            with pytest.raises(CacheError, match=r"adapters were switched .*then: default, now: (other|none)"):
+                cache.check_model(model)
+            assert cache.fingerprint()["adapters"] == "default"  # those that made its keys
+            cache.save(path)
+            vars(layer).update(before)
+            assert same_bits(PrunedKeyCache.load(path, model), cache)
+        layer.active_adapters = ["other"]
+        cache.reset()
+        cache.check_model(model)
+        assert cache.fingerprint()["adapters"] == "other"
+
     def test_by_its_configuration_loads_whatever_the_weights(self, filled, path):
         model, cache = filled()
         cache.save(path)

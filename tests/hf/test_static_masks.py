@@ -31,6 +31,7 @@ def test_the_mask_of_a_prompt_gives_the_same_logits_again(made, tmp_path, prune,
 def test_the_mask_carries_its_model(made):
     _, mask = made
     expected = {"model_type": "llama", "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 16}
+    expected |= {"rope": "default, rope_theta=10000.0"}
     assert dict(mask.fingerprint) == expected
     assert mask.pruned.shape == (2, 2, 2, 16)
     assert mask.pruned.sum(-1).eq(8).all()

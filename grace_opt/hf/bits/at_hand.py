@@ -26,7 +26,7 @@ from ..._util.progress import progress_bar
 from ..._util.terminal import escape_path
 from ...errors import CalibrationError, OptionError
 from ..arguments import unwrap_model
-from ..fingerprint import fingerprint
+from ..fingerprint import fingerprint, fingerprint_differences
 from ..models import MOST_QUOTED
 from ..texts import shipped_texts
 from .calibrate import calibrate_basis, refuse_parts
@@ -151,7 +151,7 @@ def _from_file(path: Path | None, here: dict[str, int | str]) -> CalibratedBasis
         found = CalibratedBasis.load(path)
     except CalibrationError:
         return None  # made anew, and written over
-    return found if found.fingerprint == here else None
+    return None if fingerprint_differences("basis", found.fingerprint, here) else found
 
 
 def _made_now(

@@ -243,7 +243,10 @@ def _energy(codes: Codes, basis: Basis | None, decode: Tensor | None) -> Tensor:
 
 def inverse(decode: Tensor) -> Tensor:
     """Return the matrices that encode for stored ones that decode, ``(H, d, d)`` float32."""
-    encode: Tensor = torch.linalg.inv(decode.double())
+    wide = decode.double()
+    # One by one: in several threads, MKL's batch of matrices with more than 150 rows leaves the pivots unwritten.
+    each = [torch.linalg.inv(one) for one in wide] if wide.device.type == "cpu" else [*torch.linalg.inv(wide)]
+    encode = torch.stack(each)
     return encode.float()
 
 

@@ -73,9 +73,7 @@ class RowCheck:
     own_bases: bool
     trellis: bool
 
-    def rows(
-        self, said: Mapping[str, Any], found: Mapping[str, Tensor], batch: int, evicted: bool
-    ) -> tuple[CodedRow, ...]:
+    def rows(self, said: Mapping[str, Any], found: Mapping[str, Tensor], batch: int) -> tuple[CodedRow, ...]:
         """Return the row of each sequence.
 
         Parameters
@@ -85,9 +83,7 @@ class RowCheck:
         found : mapping
             The tensors whose names begin with ``rows.``.
         batch : int
-            Number of sequences.
-        evicted : bool
-            Whether an eviction came before, which may have left too few tokens to code.
+            Number of sequences. Perhaps none has codes: beams may have left only rows that were too short.
         """
         counts, waiting, block, bits, stored, sequences = (said[name] for name in CODED_FIELDS)
         self.require(
@@ -124,7 +120,6 @@ class RowCheck:
             )
             for number in used
         ]
-        self.require(evicted or any(row.tokens for row in rows), "no row has coded tokens")
         return tuple(rows[number] for number in sequences)
 
     def _row(self, where: str, parts: dict[str, Tensor], said: _Row, stored: int) -> CodedRow:
