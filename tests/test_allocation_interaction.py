@@ -127,6 +127,39 @@ def test_an_optimum_of_zero_beside_large_losses_is_proved():
     assert exact.status[2] is Status.OPTIMAL
 
 
+OVERFLOWS = {  # W, losses from level 1 on, costs, budget, least, and the best levels
+    "prices": (
+        [[-2, 0.25], [0.25, -3]],
+        [[1e99, 5e-101], [1e100, 2e99]],
+        [[1e-100, 0, 1e100], [0, 1e100, 1e-100]],
+        *(1e-100, [0, 1], [1, 2]),
+    ),
+    "tiny losses": (
+        [[-3.6, -1.2, 2], [-1.2, -2.3, 0.3], [2, 0.3, -2.6]],
+        [[5.9e-311], [3.7e-311], [2.4e-311]],
+        [[1, 0], [1, 1], [0, 1]],
+        *(2, [0, 0, 1], [1, 0, 1]),
+    ),
+    "giant losses": (
+        [[1e-8, 0], [0, -1e-8]],
+        [[9e304, 5.2999999999999995e305, 4e304, 2.4999999999999997e305], [6e304, 4e304, 8e304, 3.1e305]],
+        [0, 1, 2, 3, 4],
+        *(2, [1, 0], [1, 0]),
+    ),
+}
+
+
+@pytest.mark.parametrize("method", ["lagrangian", "exact"])
+@pytest.mark.parametrize("name", OVERFLOWS)
+def test_least_holds_where_priced_costs_overflow(name, method):
+    """What must be kept is known from `least`, not from a price that is no number."""
+    W, losses, costs, budget, least, levels = OVERFLOWS[name]
+    losses = np.hstack([np.full((len(W), 1), np.nan), losses])
+    answer = allocate(losses, costs, budget, least=least, interaction=W, method=method)
+    assert answer.levels.tolist() == levels
+    assert answer.lower_bound <= answer.objective
+
+
 @pytest.mark.slow
 @settings(max_examples=WANTED)
 @given(seed=SEEDS)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .._util.arrays import first_argmin
 from . import lagrangian
-from .dual import dual_bound
+from .dual import HUGE, dual_bound
 from .lagrangian import Found
 from .problem import AllocationProblem
 
@@ -108,14 +108,19 @@ def changed_costs(problem: AllocationProblem, price: Tensor) -> tuple[Tensor, Te
     low, high : Tensor
         1 where the group must, and where it may be dropped; else 0.
     """
-    priced = price[:, None, None] * problem.costs
+    priced = priced_costs(problem, price)
     dropped = priced[..., 0]
     levels = torch.nn.functional.pad(problem.losses + priced, (0, 1), value=torch.inf)[..., 1:]
     admissible = torch.nn.functional.pad(problem.admissible, (0, 1))[..., 1:]
     kept = levels.masked_fill(~admissible, torch.inf).amin(-1)
-    low, high = kept.isinf(), problem.admissible[..., 0]
+    low, high = ~admissible.any(-1), problem.admissible[..., 0]
     kept = torch.where(low, dropped, kept)
     return kept, kept - dropped, low.to(kept), high.to(kept)
+
+
+def priced_costs(problem: AllocationProblem, price: Tensor) -> Tensor:
+    """Costs (B, n, L) times prices (B,), at most `HUGE`: adding losses then gives numbers, and bounds only fall."""
+    return (price[:, None, None] * problem.costs).clamp(max=HUGE)
 
 
 def _sets_by_price(problem: AllocationProblem, apart: Found, deadline: float) -> tuple[Tensor, Tensor]:
@@ -130,14 +135,14 @@ def _sets_by_price(problem: AllocationProblem, apart: Found, deadline: float) ->
     for number in range(PRICES):
         dropped = drop(problem, now)
         chosen = without_interaction(problem, dropped)
-        priced = chosen.losses + now[:, None, None] * chosen.costs
+        priced = chosen.losses + priced_costs(chosen, now)
         levels = first_argmin(priced.masked_fill(~chosen.admissible, torch.inf))
         spent = problem.at(problem.costs, levels).sum(-1)
         sets.append(dropped)
         within = spent <= budget
         low, high = torch.where(within, low, now), torch.where(within, now, high)
-        middle = torch.where(high.isinf(), low * FACTOR, torch.where(low > 0, (low * high).sqrt(), high / FACTOR))
-        now = torch.where(high == 0, 0.0, middle if number else price)
+        middle = torch.where(high.isinf(), low * FACTOR, torch.where(low > 0, low.sqrt() * high.sqrt(), high / FACTOR))
+        now = torch.where(high == 0, 0.0, middle if number else price).clamp(max=HUGE)  # inf times a cost of 0 is nan
         if time.monotonic() >= deadline or bool((high == 0).all()):
             break
     return torch.stack(sets, 1), torch.where(high.isfinite(), high, now)

@@ -27,7 +27,7 @@ from ..bounds.qcr import SETTLED
 from ..parallel import map_in_threads
 from ..solution import OPTIMALITY_RTOL
 from .problem import AllocationProblem
-from .quadratic import changed_costs, interaction_of
+from .quadratic import changed_costs, interaction_of, priced_costs
 from .sums import EPS
 
 Array = npt.NDArray[np.float64]
@@ -142,7 +142,7 @@ def _at_price(
     budget = torch.where(price > 0, price * problem.families[0].limits[:, 0], 0.0)
     total = kept.sum(-1) - budget + plane.sum(-1) - (x * products).sum(-1)
     reach = (A.abs() * x.unsqueeze(-2)).sum(-1)
-    dear = price.unsqueeze(-1) * problem.costs.amax(-1)
+    dear = priced_costs(problem, price).amax(-1)
     size = kept.abs() + dear + diagonal.abs() + added.abs() + gain.abs() + 3.0 * reach
     margin = 2.0 * SUM_MARGIN * (x.shape[-1] + 1) * EPS * (size.sum(-1) + budget)
     bound = torch.where((total - margin).isfinite(), total - margin, -torch.inf)
