@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
 import grace_opt
@@ -263,6 +264,67 @@ def test_a_solver_that_writes_into_its_problem_is_refused(forget, what, batched)
         assert bool(problem.candidates.all())
     with pytest.raises(AssertionError, match="wrote into"):
         testing.check_solver("writes")
+
+
+def _zero(term):
+    for factor in term[:4]:
+        factor.zero_()
+
+
+WRITES_INTO_FORMS = {
+    "edges": lambda W: W.edges.data.fill(0.0),
+    "one edge": lambda W: W.edges.__setitem__((1, 0), 7.0),
+    "sparse nodes": lambda W: W.nodes.zero_(),
+    "factors": lambda W: [_zero(term) for term in W.terms],
+    "one factor": lambda W: W.terms[0].A.numpy().fill(3.0),
+    "factored nodes": lambda W: W.nodes.sub_(1),
+}
+
+
+def _in_form(form, n):
+    """Arrays of the user, and W made of them without a copy."""
+    rng = np.random.default_rng(0)
+    if form == "sparse":
+        W = scipy.sparse.diags_array([np.ones(n - 1), rng.random(n), np.ones(n - 1)], offsets=[-1, 0, 1]).tocsr()
+        return [W.data], W
+    Q, K, nodes = torch.from_numpy(rng.random((3, n))), torch.from_numpy(rng.random((2, n))), torch.ones(n).double()
+    return [Q, K, nodes], grace_opt.Factored([((Q, Q), (K, K))], diagonal=nodes)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("what", WRITES_INTO_FORMS)
+def test_a_solver_that_writes_into_sparse_or_factored_w_is_refused(forget, monkeypatch, what, batched):
+    """These were given as they are: the user's arrays changed, and f was that of another W."""
+    monkeypatch.setattr("grace_opt.kernels.columns.source.BLOCK_BYTES", 0)  # a small W would be formed
+    form = "sparse" if "edge" in what or "sparse" in what else "factored"
+    write = _spoiled(lambda problem: WRITES_INTO_FORMS[what](problem.W))
+    grace_opt.register("writes", batched=batched, forms=(form,))(write)
+    arrays, W = _in_form(form, 1000)
+    before, problem = [torch.as_tensor(each).clone() for each in arrays], Problem.of(W, 2)
+    value = objective.evaluate(problem.W, _first(problem))
+    for call in (lambda: solve(W, 2, "writes"), lambda: solve(problem, None, "writes")):
+        with pytest.raises(grace_opt.SolverError, match=r"writes wrote into problem\.W "):
+            call()
+        assert all(torch.equal(torch.as_tensor(now), then) for now, then in zip(arrays, before, strict=True))
+        assert objective.evaluate(problem.W, _first(problem)) == value
+
+
+def test_a_solver_that_only_writes_into_the_users_arrays_leaves_them_alone(forget, monkeypatch):
+    """Factors are made of them, and may be others: float32 becomes float64."""
+    monkeypatch.setattr("grace_opt.kernels.columns.source.BLOCK_BYTES", 0)
+    write = _spoiled(lambda problem: [array.zero_() for array in problem.W.arrays])
+    grace_opt.register("writes", batched=True, forms=("factored",))(write)
+    arrays, W = _in_form("factored", 1000)
+    before = [torch.as_tensor(each).clone() for each in arrays]
+    found = solve(W, 2, "writes")
+    assert found.objective == objective.evaluate(Problem.of(W, 2).W, torch.arange(1000) < 2)
+    assert all(torch.equal(torch.as_tensor(now), then) for now, then in zip(arrays, before, strict=True))
+
+
+def test_a_solver_that_writes_into_what_is_required_is_refused(forget):
+    grace_opt.register("writes", batched=True)(_spoiled(lambda problem: problem.required.logical_not_()))
+    with pytest.raises(grace_opt.SolverError, match=r"writes wrote into problem\.required "):
+        solve(torch.eye(4), 2, "writes", required=[0])
 
 
 def _bounded(bound, **more):

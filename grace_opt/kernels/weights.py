@@ -94,6 +94,14 @@ class Weights(ABC):
         """Return instances of a batch, as a tensor's first dimension is indexed."""
 
     @abstractmethod
+    def clone(self) -> Self:
+        """Return the same W in memory of its own, the user's arrays included: for code that might write into it."""
+
+    @abstractmethod
+    def numbers(self) -> list[Tensor]:
+        """Return all that W consists of, without a copy: two W of a form are the same if these are."""
+
+    @abstractmethod
     def _to_dense(self) -> Tensor:
         """Return W as a tensor, whatever memory that takes."""
 

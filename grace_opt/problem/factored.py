@@ -222,6 +222,19 @@ class Factored(ColumnWeights):
         """Return instances of a batch, as a tensor's first dimension is indexed."""
         return self._each(lambda f: f[at], lambda w: w[at])
 
+    def clone(self) -> Self:
+        """Return the same W in memory of its own, the user's arrays included."""
+        new = self._each(_in_own_memory, _in_own_memory)
+        kept = [each.detach().clone() if isinstance(each, Tensor) else copy.deepcopy(each) for each in self.arrays]
+        new.arrays = tuple(kept)
+        return new
+
+    def numbers(self) -> list[Tensor]:
+        """Return all factors, their signs, and the node weights if there are any."""
+        signs = torch.tensor([term.sign for term in self.terms], dtype=torch.float64, device="cpu")
+        factors = [factor for term in self.terms for factor in term[:4]]
+        return [*factors, signs, *([] if self.nodes is None else [self.nodes])]
+
     def _instances(self) -> Iterator[Self]:
         """Yield all instances one after the other, beginning at the same place in a line of the processor's cache."""
         flat = self.reshape(-1, self.n, self.n) if self.batch else self.reshape(1, self.n, self.n)
@@ -343,6 +356,12 @@ class Factored(ColumnWeights):
         parts = [one.block(None, None) for one in self._instances()]
         W = torch.stack([part.add_(part.mT.clone()).div_(2) for part in parts])
         return W.reshape(*self.shape)
+
+
+def _in_own_memory(values: Tensor) -> Tensor:
+    """Return a copy; a batch that shares its numbers still does."""
+    once = values[tuple(slice(0, 1) if step == 0 else slice(None) for step in values.stride())]
+    return once.clone(memory_format=torch.contiguous_format).expand(values.shape)
 
 
 def _at(tensor: Tensor, columns: Tensor | None) -> Tensor:

@@ -184,6 +184,15 @@ class SparseWeights(Weights):
         same._known = self._known
         return same
 
+    def clone(self) -> Self:
+        """Return the same W in memory of its own."""
+        return type(self)(self.edges.copy(), self.nodes.clone(), self.batch)
+
+    def numbers(self) -> list[Tensor]:
+        """Return the edges' three arrays, and the node weights."""
+        edges = self.edges
+        return [*map(torch.from_numpy, (edges.data, edges.indices, edges.indptr)), self.nodes]
+
     def _to_dense(self) -> Tensor:
         W = torch.from_numpy(self.edges.toarray())
         W.diagonal().copy_(self.nodes)

@@ -74,23 +74,39 @@ def _per_instance(value: Any, dtype: torch.dtype, problem: Problem, name: str) -
 
 
 def copy_of_problem(problem: Problem) -> Problem:
-    """A copy of the problem, for a solver that might write into its input; W that is no tensor has no such place."""
-    W = problem.W if problem.weights is not None else problem.W.clone()
-    own = W, problem.k.clone(), problem.candidates.clone()
-    return replace(problem, W=own[0], k=own[1], candidates=own[2])
+    """A copy of the problem, for a solver that might write into its input."""
+    required = None if problem.required is None else problem.required.clone()
+    own = problem.W.clone(), problem.k.clone(), problem.candidates.clone()
+    return replace(problem, W=own[0], k=own[1], candidates=own[2], required=required)
 
 
 def refuse_overwritten(given: Problem, left: Problem, name: str) -> None:
     """Raise SolverError if a solver changed `left`, its copy of the problem `given`: its bounds then mean nothing."""
-    bits = torch.int64 if given.W.dtype == torch.float64 else torch.int32  # NaNs with equal bits are equal
     same = {
-        "W": given.weights is not None or torch.equal(given.W.view(bits), left.W.view(bits)),
+        "W": _same_weights(given, left),
         "k": torch.equal(given.k, left.k),
         "candidates": torch.equal(given.candidates, left.candidates),
+        "required": given.required is left.required is None or _equal(given.required, left.required),
     }
     if not all(same.values()):
         what = " and ".join(f"problem.{part}" for part, equal in same.items() if not equal)
         raise SolverError(f"{name} wrote into {what} (a copy; yours is unchanged): a solver must work on a clone().")
+
+
+def _same_weights(given: Problem, left: Problem) -> bool:
+    if given.weights is None or left.weights is None:
+        bits = torch.int64 if given.W.dtype == torch.float64 else torch.int32  # NaNs with equal bits are equal
+        return torch.equal(given.W.view(bits), left.W.view(bits))
+    before, after = given.weights.numbers(), left.weights.numbers()
+    return len(before) == len(after) and all(map(_equal, before, after))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether both are tensors with the same numbers; a solver may have put in anything."""
+    alike = (
+        isinstance(one, Tensor) and isinstance(other, Tensor) and (one.dtype, one.device) == (other.dtype, other.device)
+    )
+    return alike and torch.equal(one, other)
 
 
 def bound_within_rounding(problem: Problem, mask: Tensor, value: Tensor, bound: Tensor, name: str) -> Tensor:
