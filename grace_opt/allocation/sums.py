@@ -34,10 +34,11 @@ def exact_sum(terms: Tensor) -> Tensor:
 
 
 def running_sums(terms: Tensor) -> Tensor:
-    """Sums of the first 1, 2, … entries of the last dimension, rounded once but for ties.
+    """Sums of the first 1, 2, … entries of the last dimension, each rounded once, as by `exact_sum`.
 
-    The rounding errors of the additions are added back, and those of adding these. Where even that may not hold the
-    sum, it is made of whole numbers.
+    The rounding errors of the additions are added back, and those of adding these. If there are none of the latter, as
+    with numbers of like size, ties are known to be ties. Where what is lost might decide on a last digit, the sum is
+    made of whole numbers.
 
     Examples
     --------
@@ -50,11 +51,11 @@ def running_sums(terms: Tensor) -> Tensor:
     part = middle - total
     rest = (total - (middle - part)) + (low - part) + errors.cumsum(-1)
     value = middle + rest
-    # Not `is_doubtful`, after which every such sum would be made anew: of two numbers as near, the larger.
-    above = value.nextafter(torch.full_like(value, math.inf))
-    half = (above - value) / 2
-    value = torch.where((rest - (value - middle) == half) & (half > 0), above, value)
-    doubtful = terms.shape[-1] * 8 * errors.abs().cumsum(-1) > value.abs()
+    left, lost = (rest - (value - middle)).abs(), errors.abs().cumsum(-1)
+    digit = value.abs().nextafter(torch.full_like(value, math.inf)) - value.abs()
+    margin = 8.0 * EPS * terms.shape[-1] * lost + 2.0**-20 * digit
+    tie = torch.stack([(left - share * digit).abs() <= margin for share in (0.5, 0.25)]).any(0)
+    doubtful = tie & (lost > 0)
     for row in doubtful.reshape(-1, value.shape[-1]).any(-1).nonzero().flatten().tolist():
         own = value.view(-1, value.shape[-1])[row]
         exactly = [sum_ / _UNITS for sum_ in accumulate(map(_in_units, terms.reshape(-1, len(own))[row].tolist()))]
