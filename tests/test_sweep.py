@@ -280,6 +280,25 @@ def test_failing_cells_stop_no_other_and_are_tried_again(tmp_path: Path) -> None
     assert (again.before, again.made, again.complete) == (2, 5, True)
 
 
+@pytest.mark.parametrize("row", [{"text": "a\ud800"}, {"\udfff": 1}, {"text": np.str_("\ud83d\ude00")}])
+def test_text_that_no_file_holds_fails_its_cell_alone(row: dict[str, Any], tmp_path: Path) -> None:
+    """It was written as a record that no later start could read."""
+    cells = [Cell("texts", {"n": n}) for n in range(2)]
+
+    def measured(config: dict[str, Any]) -> list[dict[str, Any]]:
+        return [row if config["n"] == 0 else {"text": "😀"}]
+
+    for before in (0, 1):
+        done = run_sweep(cells, measured, tmp_path, progress=False)
+        assert (done.before, done.made) == (before, 1 - before)
+        assert "half a surrogate pair" in done.failures[0].error
+    for broken in ({"provenance": row}, {"config": row}):
+        with pytest.raises(OptionError, match="half a surrogate pair"):
+            run_sweep(
+                [Cell("texts", broken.get("config", {"n": 2}))], measured, tmp_path, provenance=broken.get("provenance")
+            )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [False, True])
 def test_after_its_time_a_sweep_begins_no_cell_and_the_next_one_goes_on(threads: bool, tmp_path: Path) -> None:

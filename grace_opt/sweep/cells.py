@@ -253,7 +253,9 @@ def encode(value: Any, where: str) -> Any:
     """Return the value for JSON, marking numbers that are not finite; raise an `OptionError` for other types."""
     if isinstance(value, np.generic):
         value = value.item()
-    if value is None or isinstance(value, bool | int | str):
+    if isinstance(value, str):
+        return _text(value, where)
+    if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {NONFINITE_KEY: str(value)}
@@ -262,10 +264,22 @@ def encode(value: Any, where: str) -> Any:
     if isinstance(value, Mapping):
         if bad := [name for name in value if not isinstance(name, str) or name == NONFINITE_KEY]:
             raise OptionError(f"{where}: {bad[0]!r} cannot be a name; use strings other than {NONFINITE_KEY!r}.")
-        return {name: encode(inner, f"{where}[{name!r}]") for name, inner in value.items()}
+        return {_text(name, where): encode(inner, f"{where}[{name!r}]") for name, inner in value.items()}
     raise OptionError(
         f"{where}: {type(value).__name__} is nothing that JSON can hold; use numbers, text, lists, dicts."
     )
+
+
+def _text(value: str, where: str) -> str:
+    """Return the text; raise an `OptionError` if files cannot hold it, so that none is written that cannot be read."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(
+            f"{where}: {value!r} holds half a surrogate pair at {error.start}, which is no character; replace it, for "
+            'example by value.encode(errors="replace").decode().'
+        ) from None
+    return value
 
 
 def decode(value: Any) -> Any:

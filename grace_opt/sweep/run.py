@@ -22,7 +22,7 @@ from typing import Any
 from .._util.files import make_folder, os_error_advice, path_text
 from .._util.parameters import integer, number
 from ..errors import OptionError
-from .cells import Cell, Record, SweepError, read_cell, write_cell
+from .cells import Cell, Record, SweepError, encode, read_cell, write_cell
 from .measure import Function, measure
 from .pool import Pool
 from .warm import WarmProcesses
@@ -129,6 +129,7 @@ def run_sweep(
     3
     """
     name, unique, workers, retries = _checked(cells, function, workers, executor, processes, retries)
+    encode(dict(provenance or {}), "provenance")  # before anything is measured that could not be written
     seconds = number("time_limit", time_limit, at_least=0, optional=True)
     ends = math.inf if seconds is None else time.monotonic() + seconds
     folder = Path(path_text(directory)) / name
