@@ -775,6 +775,16 @@ def test_grace_opt_report(directory: Path, tmp_path: Path, monkeypatch: pytest.M
     assert CliRunner().invoke(app, ["report", str(directory), "--out", str(tmp_path / "file")]).exit_code == 2
 
 
+def test_an_unknown_generator_is_one_error_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["solver_quality", "--smoke", "--out", str(tmp_path), "--set", "kinds=attention,foo"]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: --set kinds=foo: no such generator; there are attention, ")
+    assert said.out == ""
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_bench_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["solver_quality", "--smoke", "--out", str(tmp_path), "--set", "kinds=attention,k_cluster"]

@@ -101,10 +101,15 @@ def instance_files(path: str) -> list[Path]:
     return files
 
 
-def generated(kinds: Sequence[str], n: int, count: int, seed: int) -> list[Config]:
-    """`count` configs of each generator, k the largest even number up to n / 2, as `cancellation` wants it."""
+def check_kinds(kinds: Sequence[str]) -> None:
+    """Raise an `OptionError` that lists the generators if one of these is none, before anything is measured."""
     if unknown := [kind for kind in kinds if kind not in generators.GENERATORS]:
         raise OptionError(f"--set kinds={unknown[0]}: no such generator; there are {', '.join(generators.GENERATORS)}.")
+
+
+def generated(kinds: Sequence[str], n: int, count: int, seed: int) -> list[Config]:
+    """`count` configs of each generator, k the largest even number up to n / 2, as `cancellation` wants it."""
+    check_kinds(kinds)
     if kinds and n < 4:
         raise OptionError(f"--set n={n}: give at least 4 vertices.")
     return [{"kind": kind, "n": n, "k": n // 4 * 2, "seed": seed + at} for kind in kinds for at in range(count)]

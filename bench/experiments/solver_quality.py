@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from bench.experiments.problems import check_kinds
 from bench.experiments.registry import Experiment, Settings
 from grace_opt import solve
 from grace_opt.errors import GraceError
@@ -39,6 +40,7 @@ class Options:
 def cells(settings: Settings) -> list[dict[str, Any]]:
     """One for each instance."""
     options: Options = settings.options
+    check_kinds(options.kinds)
     return [
         {"kind": kind, "n": options.n, "seed": settings.seed + at}
         for kind in options.kinds
