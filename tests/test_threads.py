@@ -118,6 +118,15 @@ def test_a_plug_in_that_fails_is_named_and_harms_no_other(plug_in):
         solve(np.eye(3), 1, "half_there")
 
 
+@pytest.mark.parametrize("status", ["", "2", "'no licence'"])
+def test_a_plug_in_that_exits_ends_nobodys_program(plug_in, status):
+    plug_in("plugged_exit", WORKS.format(name="half_there") + f"import sys\nsys.exit({status})\n")
+    with pytest.warns(RuntimeWarning, match=r"other = plugged_exit .*SystemExit"):
+        known = registry.specs()
+    assert "mies" in known
+    assert "half_there" not in known
+
+
 def test_a_plug_in_may_ask_for_methods_while_it_is_loaded(plug_in):
     plug_in(
         "plugged_curious", "from grace_opt import registry\nSEEN = registry.specs()\n" + WORKS.format(name="curious")

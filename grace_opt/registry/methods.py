@@ -313,7 +313,7 @@ def _load(point: EntryPoint) -> None:
         return
     try:
         point.load()
-    except Exception as error:  # another package's module may raise anything; the other methods still work
+    except (Exception, SystemExit) as error:  # another package's module may do anything; other methods still work
         for name, spec in list(_REGISTRY.items()):  # drop what it registered before it failed
             if f"{spec.solver.__module__}.".startswith(f"{point.module}."):
                 unregister(name)
