@@ -29,6 +29,7 @@ from grace_opt.errors import GraceError, OptionError
 from grace_opt.sweep import (
     Cell,
     Description,
+    Interval,
     Paper,
     Plot,
     Record,
@@ -467,6 +468,40 @@ def test_what_has_no_spread_gives_neither_nan_nor_warnings() -> None:
         ratio = paired_interval([1.0, 2, 3, 4, 5, 6], [2.0, 4, 6, 8, 10, 12], compare="ratio")
         assert (ratio.estimate, ratio.low, ratio.high, ratio.verdict) == (0.5, 0.5, 0.5, "better")
         assert mean_interval([3.0]).low == -math.inf
+
+
+@pytest.mark.parametrize("exponent", [-1000, -400, 400, 1020])
+def test_intervals_scale_with_their_values(exponent: int) -> None:
+    """Sums overflowed, with numpy's warning, and before that the cubes of BCa."""
+    rng = np.random.default_rng(0)
+    a, b = rng.lognormal(0.0, 0.3, (2, 12))
+    huge_a, huge_b = np.ldexp(a, exponent), np.ldexp(b, exponent)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for usual, huge in (
+            (mean_interval(a), mean_interval(huge_a)),
+            (paired_interval(a, b), paired_interval(huge_a, huge_b)),
+            (paired_interval(a, b, compare="ratio"), paired_interval(huge_a, b, compare="ratio")),
+            (paired_interval(a, b, compare="ratio"), paired_interval(a, np.ldexp(b, -exponent), compare="ratio")),
+        ):
+            expected = [math.ldexp(value, exponent) for value in (usual.estimate, usual.low, usual.high)]
+            assert [huge.estimate, huge.low, huge.high] == pytest.approx(expected, rel=1e-12, abs=0)
+        same = paired_interval(huge_a, huge_b, compare="ratio")
+        assert same.verdict == paired_interval(a, b, compare="ratio").verdict
+        largest = np.finfo(float).max
+        assert mean_interval([1e308] * 3).estimate == 1e308
+        for count in (3, 6, 7):
+            assert mean_interval([largest] * count) == Interval(largest, largest, largest, count)
+
+
+def test_a_difference_or_ratio_that_is_no_float64_is_refused() -> None:
+    for values, baseline, compare in (
+        ([1e308] * 8, [-1e308] * 8, "difference"),
+        ([-1e308, 0, 0], [1e308, 0, 0], "difference"),  # the mean is a number, and an end of the interval is none
+        ([1e200] * 8, [1e-200] * 8, "ratio"),
+    ):
+        with pytest.raises(OptionError, match=f"the {compare} of values and baseline.*beyond the largest float64"):
+            paired_interval(values, baseline, compare=compare)
 
 
 def test_few_pairs_that_differ_show_nothing() -> None:

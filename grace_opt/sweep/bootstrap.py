@@ -22,6 +22,8 @@ from ..errors import OptionError
 RESAMPLES = 9999
 #: With fewer pairs, even equal signs of all would not be rare by chance: 2 / 2**5 = 6 %, 2 / 2**6 = 3 %.
 MIN_PAIRS = 6
+#: Values are scaled if the largest is above 2 to this power, or below its inverse: sums and BCa's cubes stay numbers.
+USUAL_EXPONENT = 300
 
 
 @dataclass(frozen=True)
@@ -93,14 +95,18 @@ def paired_interval(
         raise OptionError(f'better={better!r}: say "lower" or "higher".')
     samples: tuple[np.ndarray[Any, Any], ...]
     if compare == "difference":
-        none, estimate, samples = 0.0, float((a - b).mean()), (a - b,)
+        both, shift = _scaled(np.stack([a, b]))
+        none, samples = 0.0, (both[0] - both[1],)
     elif compare == "ratio":
         if (b <= 0).any():
             raise OptionError(f"a ratio wants baselines above zero; the least is {b.min():g}. Compare differences.")
-        none, estimate, samples = 1.0, float(a.mean() / b.mean()), (a, b)
+        (above, up), (below, down) = _scaled(a), _scaled(b)
+        none, samples, shift = 1.0, (above, below), up - down
     else:
         raise OptionError(f'compare={compare!r}: say "difference" or "ratio".')
-    low, high = _ends(samples, estimate, confidence, resamples, seed)
+    estimate, low, high = _estimate_and_ends(
+        samples, shift, f"the {compare} of values and baseline", confidence, resamples, seed
+    )
     if len(a) < MIN_PAIRS:
         verdict = "too few pairs"
     elif low <= none <= high:
@@ -126,9 +132,8 @@ def mean_interval(
     >>> mean_interval([2.0, 2.0, 2.0])
     Interval(estimate=2.0, low=2.0, high=2.0, n=3, verdict='')
     """
-    a = _finite("values", values)
-    estimate = float(a.mean())
-    return Interval(estimate, *_ends((a,), estimate, confidence, resamples, seed), len(a))
+    a, shift = _scaled(_finite("values", values))
+    return Interval(*_estimate_and_ends((a,), shift, "the mean of values", confidence, resamples, seed), len(a))
 
 
 def _finite(name: str, values: Any) -> np.ndarray[Any, Any]:
@@ -136,6 +141,30 @@ def _finite(name: str, values: Any) -> np.ndarray[Any, Any]:
     if a.ndim != 1 or not len(a) or not np.isfinite(a).all():
         raise OptionError(f"{name}: give at least one number, all finite, in one dimension; got shape {a.shape}.")
     return a
+
+
+def _scaled(values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int]:
+    """The values over a power of two, and its exponent: 0, and the values as they are, unless they are far from 1."""
+    exponent = int(np.frexp(np.abs(values).max())[1])
+    return (values, 0) if abs(exponent) <= USUAL_EXPONENT else (np.ldexp(values, -exponent), exponent)
+
+
+def _estimate_and_ends(
+    samples: tuple[np.ndarray[Any, Any], ...], shift: int, what: str, confidence: float, resamples: int, seed: int
+) -> tuple[float, float, float]:
+    """Mean or ratio of the scaled samples, and its interval, times ``2**shift``; an `OptionError` if that overflows."""
+    estimate = float(_mean_or_ratio(*samples, axis=0))
+    found = [estimate, *_ends(samples, estimate, confidence, resamples, seed)]
+    if shift and len(samples) == 1:  # a mean that is rounded up may lie above the largest float64
+        least, most = float(samples[0].min()), float(samples[0].max())
+        found = [min(max(value, least), most) if math.isfinite(value) else value for value in found]
+    try:
+        estimate, low, high = (math.ldexp(value, shift) for value in found)
+    except OverflowError:
+        raise OptionError(
+            f"{what}, or an end of its interval, is beyond the largest float64: divide the values by a power of two."
+        ) from None
+    return estimate, low, high
 
 
 def _mean_or_ratio(*samples: Any, axis: int) -> Any:
