@@ -300,6 +300,20 @@ def test_text_that_no_file_holds_fails_its_cell_alone(row: dict[str, Any], tmp_p
             )
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_whole_number_that_python_does_not_read_fails_its_cell_alone(sign: int, tmp_path: Path) -> None:
+    cells = [Cell("numbers", {"n": n}) for n in (600, 640, 641, 5000)]
+
+    def measured(config: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"number": sign * 10 ** (config["n"] - 1)}]
+
+    done = run_sweep(cells, measured, tmp_path, progress=False)
+    assert done.made == 2
+    assert [failure.config["n"] for failure in done.failures] == [641, 5000]
+    assert "write it as text" in done.failures[0].error
+    assert run_sweep(cells[:2], measured, tmp_path, progress=False).before == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [False, True])
 def test_after_its_time_a_sweep_begins_no_cell_and_the_next_one_goes_on(threads: bool, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -249,12 +250,18 @@ def check_rows(rows: Any, config: Mapping[str, Any]) -> list[dict[str, Any]]:
     return checked
 
 
+#: Whole numbers of so many digits are read, whatever limit a process has set.
+DIGITS = sys.int_info.str_digits_check_threshold
+
+
 def encode(value: Any, where: str) -> Any:
     """Return the value for JSON, marking numbers that are not finite; raise an `OptionError` for other types."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, str):
         return _text(value, where)
+    if isinstance(value, int) and abs(value) >= 10**DIGITS:
+        raise OptionError(f"{where}: a whole number of more than {DIGITS} digits is not read back; write it as text.")
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
