@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,9 +78,17 @@ def rope_of(text: PreTrainedConfig) -> str:
             continue
         kind = str(each.get("rope_type", "default"))
         names = ("rope_theta",) if kind == "default" else sorted(set(each) - {"rope_type", "type"})
-        values = [f"{name}={each[name]}" for name in names if each.get(name) is not None]
+        values = [f"{name}={_in_words(each[name])}" for name in names if each.get(name) is not None]
         words.append(", ".join([f"{layers} {kind}".strip(), *values]))
     return "; ".join(words)
+
+
+def _in_words(value: Any) -> str:
+    """Return the same text for 10000 and 10000.0, and a short one for a list of factors."""
+    if isinstance(value, list | tuple):
+        every = ", ".join(map(_in_words, value))
+        return f"{len(value)} numbers #{hashlib.sha256(every.encode()).hexdigest()[:8]}"
+    return str(float(value)) if isinstance(value, int | float) else str(value)
 
 
 def adapters_of(model: nn.Module) -> str | None:

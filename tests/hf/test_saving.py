@@ -304,7 +304,11 @@ class TestModel:
             ({"rope_type": "default", "rope_theta": 5e5}, "default, rope_theta=500000.0"),
             (
                 {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64},
-                r"yarn, factor=4\.0, original_max_position_embeddings=64, rope_theta=10000\.0",
+                r"yarn, factor=4\.0, original_max_position_embeddings=64\.0, rope_theta=10000\.0",
+            ),
+            (
+                {"rope_type": "longrope", "rope_theta": 10000, "long_factor": [1, 1.5], "short_factor": [1.0, 1.0]},
+                "longrope, long_factor=2 numbers #[0-9a-f]{8}, rope_theta=10000.0, short_factor=2 numbers #[0-9a-f]{8}",
             ),
         ):
             config = copy.deepcopy(model.config)
@@ -313,6 +317,13 @@ class TestModel:
                 CacheError, match=f"rope: 'default, rope_theta=10000.0' in the file, '{says}.*' in this"
             ):
                 PrunedKeyCache.load(path, config)
+
+    def test_with_the_same_rotary_embedding_in_other_words_loads(self, filled, path):
+        model, cache = filled()
+        cache.save(path)
+        config = copy.deepcopy(model.config)
+        config.rope_parameters = {"rope_type": "default", "rope_theta": 10000, "factor": None}
+        assert same_bits(PrunedKeyCache.load(path, config), cache)
 
     def test_a_file_from_before_rotary_embeddings_were_noted_still_loads(self, filled, path):
         model, cache = filled()
