@@ -98,9 +98,9 @@ def adapters_of(model: nn.Module) -> str | None:
     """
     states = set()
     for layer in model.modules():
-        active, off = getattr(layer, "active_adapters", None), getattr(layer, "disable_adapters", None)
-        if isinstance(active, list | tuple) and isinstance(off, bool):  # methods of transformers' models are neither
-            states.add("" if off else "+".join(map(str, active)))
+        active = getattr(layer, "active_adapters", None)
+        if isinstance(active, list | tuple):  # a method of transformers' models has this name, too
+            states.add("" if getattr(layer, "disable_adapters", False) is True else "+".join(map(str, active)))
     return "; ".join(sorted(states)) if states else None
 
 

@@ -33,6 +33,7 @@ class InStep:
         crossing = getattr(config, "cross_attention_layers", None) or ()
         growing = (i for i, layer in enumerate(layers) if isinstance(layer, DynamicLayer) and i not in crossing)
         self._growing = frozenset(growing)
+        self._first = min(self._growing, default=-1)
         self.forget()
 
     def forget(self) -> None:
@@ -43,7 +44,7 @@ class InStep:
         """Raise if the layer that is about to grow has more or fewer tokens than the one before it had."""
         if index not in self._growing:
             return
-        if index == min(self._growing):
+        if index == self._first:
             _check_compressed(layers)
         count = layers[index].get_seq_length()
         if 0 <= self._updated < index and count != self._before:

@@ -483,6 +483,25 @@ def test_first_use_calibrates_once_whatever_the_threads(cache_folder, capsys):
     assert CalibratedBasis.load(file).tokens == found[0].tokens
 
 
+def test_a_file_from_before_rotary_embeddings_were_noted_is_read_once(cache_folder, monkeypatch):
+    folder, calls = cache_folder
+    made = basis_for(load_pocket()[0])
+    (file,) = folder.iterdir()
+    older = {name: value for name, value in made.fingerprint.items() if name != "rope"}
+    replace(made, fingerprint=older).save(file)
+    model, read, load = load_pocket()[0], [], CalibratedBasis.load
+    monkeypatch.setattr(CalibratedBasis, "load", lambda path: read.append(path) or load(path))
+    assert basis_for(model) is basis_for(model)
+    assert (len(calls), len(read)) == (1, 1)
+    model.config.rope_parameters = {"rope_type": "default", "rope_theta": 5e5}
+    made.save(file)
+    basis_for(load_pocket()[0])
+    assert len(calls) == 1
+    at_hand._MADE.pop(model)
+    basis_for(model).check_model(model)  # a file of another embedding is not for this one
+    assert len(calls) == 2
+
+
 def test_weights_that_have_changed_are_calibrated_anew(cache_folder):
     folder, calls = cache_folder
     model = load_pocket()[0]

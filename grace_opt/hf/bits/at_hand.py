@@ -26,7 +26,7 @@ from ..._util.progress import progress_bar
 from ..._util.terminal import escape_path
 from ...errors import CalibrationError, OptionError
 from ..arguments import unwrap_model
-from ..fingerprint import fingerprint, fingerprint_differences
+from ..fingerprint import fingerprint
 from ..models import MOST_QUOTED
 from ..texts import shipped_texts
 from .calibrate import calibrate_basis, refuse_parts
@@ -119,7 +119,7 @@ def _read(path: str, version: tuple[int, ...]) -> CalibratedBasis:
 def _remembered(model: PreTrainedModel, tokenizer: Any, advance: Callable[[int], None]) -> CalibratedBasis:
     here = fingerprint(model)
     found = _MADE.get(model)
-    if found is not None and found.fingerprint == here:  # the weights may have been trained since
+    if found is not None and _fits(found, here):  # the weights may have been trained since
         return found
     refuse_parts(here)
     path = _place(here)
@@ -151,7 +151,12 @@ def _from_file(path: Path | None, here: dict[str, int | str]) -> CalibratedBasis
         found = CalibratedBasis.load(path)
     except CalibrationError:
         return None  # made anew, and written over
-    return None if fingerprint_differences("basis", found.fingerprint, here) else found
+    return found if _fits(found, here) else None
+
+
+def _fits(found: CalibratedBasis, here: dict[str, int | str]) -> bool:
+    """Return whether all that the basis notes of its model is so; older files do not note the rotary embedding."""
+    return found.fingerprint.items() <= here.items()
 
 
 def _made_now(
