@@ -61,8 +61,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # Two of pip in one environment would spoil it.
 .NOTPARALLEL:
-.PHONY: help install demo test test-fast test-deep test-matrix test-oldest resolve beside lint types contracts unit bench \
-	bench-check results install-size wheel experiments docs format clean
+.PHONY: help install demo test test-fast test-deep test-matrix test-families test-oldest resolve beside lint types \
+	contracts unit bench bench-check results install-size wheel experiments docs format clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
@@ -170,6 +170,9 @@ test-deep: $(STAMP) ## 100 000 small instances against the enumerated optimum, h
 
 test-matrix: $(STAMP) ## Every model family in every way of generating, some ten minutes; page in docs/results
 	GRACE_ALLOW_DIRTY=$(ALLOW_DIRTY) GRACE_TEST_MATRIX=1 $(BIN)/python -m pytest tests/hf/test_matrix.py $(PYTEST_FLAGS)
+
+test-families: $(STAMP) ## Every causal language model of transformers, some five minutes; page in docs/results
+	GRACE_ALLOW_DIRTY=$(ALLOW_DIRTY) GRACE_TEST_MATRIX=1 $(BIN)/python -m pytest tests/hf/test_every_family.py $(PYTEST_FLAGS)
 
 test-oldest: $(OLDEST)/.installed ## The key-cache adapter with the oldest transformers, and with kvpress
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest tests/hf -p no:cacheprovider \

@@ -1,7 +1,7 @@
-"""Pages of docs/results with numbers from tests: families and modes of the adapter, and the tests in depth.
+"""Pages of docs/results with numbers from tests: families and modes of the adapter, every family, and tests in depth.
 
-``make test-matrix`` and ``make test-deep`` run the tests, which write the pages at the end; ``python -m
-bench.pages_of_tests`` makes them again from their JSON files.
+``make test-matrix``, ``make test-families`` and ``make test-deep`` run the tests, which write the pages at the end;
+``python -m bench.pages_of_tests`` makes them again from their JSON files.
 """
 
 from __future__ import annotations
@@ -80,6 +80,109 @@ def draw_matrix(figure: Any, marks: dict[str, list[str]], modes: Sequence[str]) 
     figure.legend(handles=patches, loc="outside upper center", ncols=len(used), fontsize=8)
 
 
+#: What becomes of a class, and its colour.
+OUTCOMES = {
+    "works, with a ratio and with bits": GREEN,
+    "works, with a ratio only if `fused=False`": BLUE,
+    "works in part": ORANGE,
+    "refused, with a message that says why": "0.8",
+    "a dense cache does not work either": "0.93",
+    "no tiny model was made": "white",
+}
+
+
+def outcome_of(found: dict[str, str]) -> str:
+    """Say what became of a class, from what its tests returned."""
+    works, slow, part, refused, neither, not_built = OUTCOMES
+    if "not built" in found:
+        return not_built
+    marks = {how: said.split(":")[0] for how, said in found.items()}
+    if set(marks.values()) == {"pass"}:
+        return works
+    if "not in transformers" in marks.values():
+        return neither
+    if set(marks.values()) == {"raises"}:
+        return refused
+    return slow if marks == {"ratio": "fused=False", "bits": "pass"} else part
+
+
+def every_family(value: dict[str, Any]) -> Page:
+    """docs/results/every_family.md: every causal language model of transformers."""
+    groups: dict[str, list[str]] = {outcome: [] for outcome in OUTCOMES}
+    for name, found in sorted(value["classes"].items(), key=lambda each: each[0].lower()):
+        groups[outcome_of(found)].append(name)
+    whole, slow, part, refused, neither, not_built = groups.values()
+    tried = len(value["classes"]) - len(not_built)
+    wrong = [
+        name for name, found in value["classes"].items() if any(said.startswith("fails") for said in found.values())
+    ]
+    messages: dict[str, list[str]] = {}
+    for name in [*part, *refused, *neither, *not_built]:
+        for said in value["classes"][name].values():
+            if said not in ("pass", "fused=False"):
+                messages.setdefault(said.split(": ", 1)[-1].replace(name, "it"), []).append(name)
+                break
+    return Page(
+        title="Every causal language model of transformers",
+        picture="Names of classes, coloured by whether they generate with a smaller cache",
+        draw=lambda figure: draw_names(figure, groups),
+        asked=f"Which of the {len(value['classes'])} causal language models of transformers {value['transformers']} "
+        "generate with a smaller cache?",
+        found=f"Of {tried} that could be tried, {len(whole)} work, with a ratio and with bits; {len(slow)} more work "
+        f"with bits, and with a ratio if it is used with `fused=False`; {len(refused)} are refused, with a message "
+        f"that says why. {', '.join(wrong) or 'None'} gives a wrong token.",
+        sure="A tiny model of each class, with random weights, must generate the right tokens greedily, a padded row "
+        "among them. [Other ways of generating](adapter_matrix.md) are tested with fewer families.",
+        tables=[
+            "Nothing is said of speed, or of the quality of texts. Models with parts for images or sound are too large "
+            "to be made tiny this way; their text models are tried by themselves where they have a class of their own."
+        ],
+        details=[
+            (
+                "As lists",
+                [
+                    f"**{outcome[0].upper()}{outcome[1:]}**: {', '.join(names)}.\n"
+                    for outcome, names in groups.items()
+                    if names
+                ],
+            ),
+            (
+                "What the messages say",
+                [f"- {', '.join(names)}: {said}" for said, names in messages.items()] or ["None."],
+            ),
+        ],
+    )
+
+
+def draw_names(figure: Any, groups: dict[str, list[str]], columns: int = 4) -> None:
+    """Every name on a field in the colour of its group, down the columns."""
+    from matplotlib.patches import Patch, Rectangle
+
+    cells = [(_short(name), OUTCOMES[outcome]) for outcome, names in groups.items() for name in names]
+    rows = -(-len(cells) // columns)
+    figure.set_size_inches(7.5, 0.9 + 0.155 * rows)
+    axes = figure.subplots()
+    axes.set_xlim(0, columns)
+    axes.set_ylim(rows, 0)
+    axes.axis("off")
+    for place, (name, colour) in enumerate(cells):
+        column, row = divmod(place, rows)
+        axes.add_patch(
+            Rectangle((column + 0.01, row + 0.12), 0.05, 0.76, facecolor=colour, edgecolor="0.6", linewidth=0.4)
+        )
+        axes.text(column + 0.08, row + 0.5, name, fontsize=6.5, va="center")
+    patches = [
+        Patch(facecolor=OUTCOMES[outcome], edgecolor="0.6", label=outcome.replace("`", ""))
+        for outcome, names in groups.items()
+        if names
+    ]
+    figure.legend(handles=patches, loc="outside upper center", ncols=2, fontsize=8)
+
+
+def _short(name: str) -> str:
+    return name.removesuffix("ForCausalLM").removesuffix("LMHeadModel").removesuffix("With")
+
+
 def test_deep(value: dict[str, Any]) -> Page:
     """docs/results/test_deep.md: every method against the enumerated optimum."""
     methods = value["methods"]
@@ -147,7 +250,7 @@ def draw_deep(figure: Any, methods: dict[str, Any]) -> None:
     left.invert_yaxis()  # again: bars() turned the axis that both share twice
 
 
-PAGES = {"adapter_matrix": adapter_matrix, "test_deep": test_deep}
+PAGES = {"adapter_matrix": adapter_matrix, "every_family": every_family, "test_deep": test_deep}
 
 
 def main(given: Sequence[str] | None = None) -> None:

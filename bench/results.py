@@ -53,6 +53,7 @@ COMMANDS = {
     "real_model": "python -m bench.real_model",
     "pocket": "python -m bench.pocket.order",
     "adapter_matrix": "make test-matrix",
+    "every_family": "make test-families",
     "test_deep": "make test-deep",
     "solvers": "python -m bench.solvers all",
     "experiments/pocket/index": "python -m bench.experiments.pages pocket",
@@ -60,7 +61,7 @@ COMMANDS = {
     "at_a_glance": "python -m bench.at_a_glance",
 }
 #: Pages of tests: their commands have no ``--report-only``.
-TESTS = ("adapter_matrix", "test_deep")
+TESTS = ("adapter_matrix", "every_family", "test_deep")
 
 
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:

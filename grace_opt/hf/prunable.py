@@ -56,7 +56,8 @@ def prunable_layers(config: PreTrainedConfig, layers: list[Any] | None = None) -
     """
     layers = list(DynamicCache(config=config).layers) if layers is None else layers
     # Old versions of transformers give even models without attention a plain DynamicLayer.
-    attends = hasattr(config, "num_attention_heads")
+    differing = getattr(config, "per_layer_attributes", None) or ()  # refused if asked of the model as a whole
+    attends = "num_attention_heads" in differing or hasattr(config, "num_attention_heads")
     types = getattr(config, "layer_types", None) or ["full_attention" if attends else "none"] * len(layers)
     plain = [type(layer) is DynamicLayer for layer in layers]
     if stateful := sorted({kind for kind, own in zip(types, plain, strict=False) if own and kind in STATEFUL}):

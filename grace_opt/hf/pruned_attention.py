@@ -174,10 +174,11 @@ def check_mask_covers_cache(
 ) -> None:
     """`check_mask_length` for a compressed part and a tail; recognises masks that a model makes from its cache."""
     if attention_mask.dim() == 4 and attention_mask.shape[-1] == tail < old.length + tail:
+        instead = "ratio= and fused=False in place of bits=" if isinstance(old, CodedTokens) else "fused=False"
         raise CacheError(
             f"the attention mask of {type(module).__name__} has {tail} columns, one per dense key, but {old.length} "
-            f"older keys are pruned. If you passed no mask, the model makes its own from the keys or values that the "
-            f"cache returns, as Doge does: write fused=False and leave out evict"
+            f"older keys are compressed. If you passed no mask, the model makes its own from the keys or values that "
+            f"the cache returns, as Doge does: write {instead}, and leave out evict"
         )
     check_mask_length(attention_mask, old.length + tail)
 

@@ -201,9 +201,17 @@ class TestMasksOfTheModelsOwn:
 
     @pytest.mark.parametrize("settings", [{}, {"fused": False, "evict": SnapKV(budget=20, window=4)}], ids=str)
     def test_are_refused_by_name(self, settings, doge, prompt):
-        says = "mask of DogeAttention has .* makes its own from the keys or values .* fused=False and leave out evict"
+        says = "mask of DogeAttention has .* makes its own from the keys or values .* fused=False, and leave out evict"
         with attach(doge, **WINDOWS, **settings), pytest.raises(CacheError, match=says):
             doge.generate(prompt, attention_mask=torch.ones_like(prompt), **GREEDY)
+
+    def test_with_bits_the_message_names_a_ratio(self, doge):
+        ids = torch.randint(3, 97, (1, 150), generator=torch.Generator().manual_seed(1))
+        with (
+            attach(doge, bits=3, basis="none"),
+            pytest.raises(CacheError, match="write ratio= and fused=False in place of bits=, and leave out evict"),
+        ):
+            doge.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY)
 
     def test_what_the_message_says_works(self, doge, prompt):
         call = {"attention_mask": torch.ones_like(prompt), **GREEDY}

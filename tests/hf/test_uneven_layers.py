@@ -10,6 +10,7 @@ from grace_opt.errors import CacheError
 from grace_opt.hf import PrunedKeyCache, attach
 from grace_opt.hf.fingerprint import fingerprint
 from tests.hf.conftest import OBSERVED, RECENT, SIZES
+from tests.hf.every_family import sizes_of
 
 if not hasattr(transformers, "Gemma4TextConfig"):
     pytest.skip("this transformers has no Gemma 4", allow_module_level=True)
@@ -63,4 +64,13 @@ def test_is_coded(tmp_path) -> None:
 def test_layers_of_full_attention_that_differ_are_refused_by_name() -> None:
     config = transformers.LlamaConfig(**SIZES, per_layer_config={1: {"head_dim": 32}})
     with pytest.raises(CacheError, match=r"llama has layers of full attention with head_dim of \['16', '32'\]"):
+        PrunedKeyCache(config)
+
+
+def test_other_numbers_of_heads_are_refused_by_name() -> None:
+    """In Dots 3 Note, whose layers all choose their tokens or have a window, layers differ in their number of heads."""
+    kind = transformers.CONFIG_MAPPING["dots3_note_text"]
+    config = kind(**sizes_of(kind, {}))
+    assert "num_attention_heads" in config.per_layer_attributes
+    with pytest.raises(CacheError, match="has no full-attention layer whose keys could be pruned"):
         PrunedKeyCache(config)

@@ -1,0 +1,73 @@
+"""Every causal language model of transformers generates with a smaller cache, or a message says why it cannot.
+
+CI runs those in `HYBRIDS`, whose caches hold other layers too. ``make test-families`` runs all that `every_family` can
+make, and writes docs/results/every_family.{json,md,png}.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import pytest
+import transformers
+
+from bench.pages_of_tests import every_family
+from bench.provenance import require_clean
+from bench.report import RESULTS, write_results
+from grace_opt.errors import CacheError
+from tests.hf.every_family import NotBuiltError, kinds, tiny
+from tests.hf.matrix import cell_of
+from tests.hf.matrix_bits import coded_cell_of
+
+FULL = bool(os.environ.get("GRACE_TEST_MATRIX"))
+ALLOW_DIRTY = bool(os.environ.get("GRACE_ALLOW_DIRTY"))
+SOURCE = require_clean(ALLOW_DIRTY) | {"command": "make test-families"} if FULL else {}
+#: State-space, convolutional and linear-attention layers beside attention.
+HYBRIDS = ("JambaForCausalLM", "Lfm2ForCausalLM", "Qwen3NextForCausalLM")
+#: Why a model may be refused.
+REASONS = (
+    "has no full-attention layer",
+    "does not let its attention be chosen",
+    "did not reach grace_opt's attention function",
+    "changes its values between cache and attention",
+    "has a kind of cache of its own",
+    "fused=False",
+)
+FOUND: dict[str, dict[str, str]] = {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), [each for each in kinds().items() if FULL or each[0] in HYBRIDS])
+def test_works_or_says_why(name, kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            model = tiny(kind)
+        except NotBuiltError as error:
+            FOUND[name] = {"not built": str(error)}
+            return
+        FOUND[name] = {}
+        for how, run in (("ratio", cell_of), ("bits", coded_cell_of)):
+            try:
+                FOUND[name][how] = run(model, "greedy")
+            except CacheError as error:
+                FOUND[name][how] = f"raises: {error}"
+            except AssertionError as error:
+                FOUND[name][how] = f"fails: {error}"
+                raise
+            if FOUND[name][how].startswith("not in transformers"):
+                break
+    for said in FOUND[name].values():
+        if said.startswith("raises: "):
+            assert any(reason in said for reason in REASONS), said
+    if name in HYBRIDS:
+        assert FOUND[name] == {"ratio": "pass", "bits": "pass"}
+
+
+@pytest.mark.skipif(not FULL, reason="make test-families")
+def test_write_the_page():
+    """Runs last."""
+    log = {"provenance": SOURCE, "transformers": transformers.__version__, "classes": FOUND}
+    write_results(RESULTS / "every_family", log, every_family, allow_dirty=ALLOW_DIRTY)
+    assert len(FOUND) == len(kinds())
