@@ -134,9 +134,9 @@ def pruning_function(base_name: str) -> AttentionFunction:
                 f"be wrong; this model cannot be pruned"
             )
         layer, old = context.layer, context.compressed
-        layer.attended()
-        # Layers that share another layer's keys (Gemma 3n) get here too.
-        is_owner = getattr(module, "layer_idx", layer.plan.index) == layer.plan.index
+        # Layers that share another layer's keys (Gemma 3n) get here too, after the one that has added them. A module's
+        # number does not tell: recurrent models (HRM) write to another layer of the cache in each cycle.
+        is_owner = layer.attended()
         if is_owner:
             layer.check_filled_by(module)
         if layer.plan.config.read is not None:

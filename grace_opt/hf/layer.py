@@ -203,9 +203,10 @@ class PrunedKeyLayer(DynamicLayer):
         """Raise if the layer was filled by a model with other weights than those of this attention module."""
         self._filler.check(module, self.plan.index)
 
-    def attended(self) -> None:
-        """Record that the attention function has received what ``update`` returned."""
-        self._awaits_attention = False
+    def attended(self) -> bool:
+        """Record that the attention function has received what ``update`` returned; say if it is the first to."""
+        first, self._awaits_attention = self._awaits_attention, False
+        return first
 
     def observe(self, now: Observation, keys: Tensor, values: Tensor, at_once: bool = True) -> None:
         """Receive the attention function's queries, and compress if the prompt is over.

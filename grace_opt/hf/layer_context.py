@@ -28,8 +28,8 @@ class LayerProtocol(Protocol):
     received: Tensor | None
     tally: ReadTally
 
-    def attended(self) -> None:
-        """Record that the attention function has received what ``update`` returned."""
+    def attended(self) -> bool:
+        """Record that the attention function has received what ``update`` returned; say if it is the first to."""
 
     def check_filled_by(self, module: nn.Module) -> None:
         """Raise if the layer was filled by a model with other weights."""

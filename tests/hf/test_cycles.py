@@ -1,0 +1,31 @@
+"""Models that run through their layers several times, and write to another layer of the cache each time: HRM."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from grace_opt.hf import attach
+from tests.hf.conftest import OBSERVED, RECENT, SIZES
+
+if not hasattr(transformers, "HrmTextConfig"):
+    pytest.skip("this transformers has no HRM", allow_module_level=True)
+
+WINDOWS = {"recent_window": RECENT, "observation_window": OBSERVED}
+
+
+@pytest.mark.parametrize("settings", [{"ratio": 0.5}, {"ratio": 0.5, "fused": False}, {"ratio": 0.0}], ids=str)
+def test_every_layer_of_the_cache_is_pruned(settings, padded) -> None:
+    ids, mask = padded
+    torch.manual_seed(0)
+    model = transformers.HrmTextForCausalLM(transformers.HrmTextConfig(**SIZES)).eval().double()
+    options = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    dense = model.generate(ids, **options)
+    with attach(model, **settings, **WINDOWS) as attached:
+        output = model.generate(ids, **options)
+    layers = attached.cache.layers
+    assert len(layers) > model.config.num_layers_per_stack
+    assert all(layer.pruned_length == ids.shape[1] - RECENT for layer in layers)
+    if not settings["ratio"]:
+        assert torch.equal(output, dense)
