@@ -115,7 +115,7 @@ class PrunedKeyLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
         self.settle()
         tail = self._stored()
-        self._check_continues(tail, key_states)
+        self._check_continues(tail, key_states, value_states)
         over = self.prompt.pending(key_states.shape[-2])
         if over is not None:
             tail = self._compress(over, tail.keys, tail.values)
@@ -498,7 +498,7 @@ class PrunedKeyLayer(DynamicLayer):
             raise CacheError(f"layer {self.plan.index} of the cache is empty; run the model on a prompt first")
         return self.tail
 
-    def _check_continues(self, tail: Tail, key_states: Tensor) -> None:
+    def _check_continues(self, tail: Tail, key_states: Tensor, value_states: Tensor) -> None:
         (batch, heads, _, width), (rows, key_heads, _, key_width) = tail.buffers[0].shape, key_states.shape
         expected, found = (batch, heads, width), (rows, key_heads, key_width)
         if expected != found:
@@ -506,10 +506,16 @@ class PrunedKeyLayer(DynamicLayer):
                 f"layer {self.plan.index} of the cache holds (batch, KV heads, head_dim) = {expected} but the new "
                 f"keys have {found}; use one cache per batch and model, or call reset() in between"
             )
-        if key_states.dtype != tail.buffers[0].dtype:
-            held, new = (str(each.dtype).removeprefix("torch.") for each in (tail.buffers[0], key_states))
-            raise CacheError(
-                f"layer {self.plan.index} of the cache holds {held}, but the new keys are {new}; load the model with "
-                f"dtype=torch.{held} (or go on under the torch.autocast that the prompt was read under), or read the "
-                "prompt again in a new cache"
-            )
+        # Under autocast, rotated keys stay in float32, and values alone tell. Values in fewer bits fit in.
+        pairs = (
+            ("keys", tail.buffers[0].dtype, key_states.dtype),
+            ("values", tail.buffers[1].dtype, value_states.dtype),
+        )
+        for what, held, new in pairs:
+            if held != new and (what == "keys" or torch.promote_types(held, new) != held):
+                held_name, new_name = (str(each).removeprefix("torch.") for each in (held, new))
+                raise CacheError(
+                    f"layer {self.plan.index} of the cache holds {held_name}, but the new {what} are {new_name}; load "
+                    f"the model with dtype={held} (or go on under the torch.autocast that the prompt was read under), "
+                    "or read the prompt again in a new cache"
+                )

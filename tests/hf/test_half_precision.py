@@ -11,8 +11,10 @@ import copy
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import DynamicCache
 
-from grace_opt.hf import Quantization, SnapKV, attach
+from grace_opt.errors import CacheError
+from grace_opt.hf import PrunedKeyCache, Quantization, SnapKV, attach
 from grace_opt.hf.attention_received import attention_received
 from grace_opt.hf.pruned_attention import pruned_attention
 from grace_opt.hf.storage import Compressed
@@ -180,3 +182,30 @@ def test_float32_is_multiplied_as_it_ever_was():
     border = LENGTH - TAIL
     expected = weights[..., :border] @ old.values + weights[..., border:] @ tail_values
     assert torch.equal(output, expected.view(1, 4, 1, WIDTH).transpose(1, 2))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"ratio": 0.5}, {"ratio": 0.5, "fused": False}, {"bits": 4, "basis": "none"}], ids=str
+)
+def test_a_prompt_under_autocast_is_not_continued_without(settings, tiny, ids):
+    model = tiny("llama", vocab_size=128)  # whose rotated keys are float32 in both
+    cache = PrunedKeyCache(model, recent_window=8, **settings)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        model(ids, past_key_values=cache)
+        model(ids[:, :1], past_key_values=cache)
+    with (
+        torch.no_grad(),
+        pytest.raises(CacheError, match=r"holds bfloat16, but the new values are float32; .*autocast"),
+    ):
+        model(ids[:, :1], past_key_values=cache)
+
+
+def test_a_prompt_without_autocast_is_continued_under_it(tiny, ids):
+    model = tiny("llama", vocab_size=128)
+    logits = []
+    for cache in (PrunedKeyCache(model, ratio=0.0, recent_window=8), DynamicCache(config=model.config)):
+        with torch.no_grad():
+            model(ids, past_key_values=cache)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                logits.append(model(ids[:, :1], past_key_values=cache).logits.float())
+    torch.testing.assert_close(*logits, rtol=0, atol=0.05 * float(logits[1].abs().max()))
