@@ -6,7 +6,8 @@ import pytest
 import torch
 import transformers
 
-from grace_opt.hf import attach
+from grace_opt.errors import CacheError
+from grace_opt.hf import attach, calibrate_basis
 from tests.hf.conftest import OBSERVED, RECENT, SIZES
 
 if not hasattr(transformers, "HrmTextConfig"):
@@ -29,3 +30,13 @@ def test_every_layer_of_the_cache_is_pruned(settings, padded) -> None:
     assert all(layer.pruned_length == ids.shape[1] - RECENT for layer in layers)
     if not settings["ratio"]:
         assert torch.equal(output, dense)
+
+
+def test_a_calibration_says_what_to_write() -> None:
+    model = transformers.HrmTextForCausalLM(transformers.HrmTextConfig(**SIZES)).eval()
+    ids = torch.randint(3, 97, (1, 600), generator=torch.Generator().manual_seed(1))
+    with pytest.raises(CacheError, match=r'cannot be calibrated; write basis="prompt"'):
+        calibrate_basis(model, None, [ids[0]])
+    with attach(model, bits=3, basis="prompt") as attached:
+        model.generate(ids[:, :200], max_new_tokens=2, do_sample=False)
+    assert attached.cache.memory_report().bits == pytest.approx(3, abs=0.01)

@@ -133,7 +133,7 @@ def calibrate_basis(
             if missing := sorted(index for index, moments in layers.items() if moments.texts < done):
                 raise CacheError(
                     f"layers {missing} of {type(model).__name__} did not call the attention interface, so they cannot "
-                    "be calibrated; use transformers' own caches"
+                    'be calibrated; write basis="prompt", or use transformers\' own caches'
                 )
             if end_to_end:
                 for index, fisher in information(model, ids.to(device), tuple(layers), read=cache).items():
