@@ -74,7 +74,7 @@ def exhaustive(problem: Problem, options: ExhaustiveOptions, run: Run) -> Result
         if b and run.expired():  # even one slice each would take too long for thousands of instances
             mies, limit[b:] = registry.get("mies"), True
             rest = problem.instances(torch.arange(b, len(mask), device=mask.device))
-            mask[b:] = mies.solve(rest, mies.make_options({}), run).mask
+            mask[b:] = mies.solve(rest, mies.make_options({}), run.instances(range(b, len(mask)))).mask
             break
         vertices = candidates.nonzero().squeeze(-1)
         W = problem.W[b][vertices][:, vertices].to("cpu", torch.float64).contiguous().numpy()

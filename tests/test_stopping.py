@@ -101,6 +101,14 @@ def test_an_exhaustive_search_stops_between_its_slices(monkeypatch):
     assert float(early.lower_bound) == -math.inf, "what was not seen may be better"
 
 
+@pytest.mark.parametrize("stop", [{"target": -1e9}, {"patience": 60.0}])
+def test_an_exhaustive_search_out_of_time_leaves_the_rest_of_a_batch_to_mies(stop):
+    W, k = hard(20, 3), 10
+    sol = solve(W, k, "exhaustive", time_limit=1e-9, **stop)
+    assert (sol.mask[1:] == solve(W, k, "mies").mask[1:]).all()
+    assert sol.status[1:].tolist() == [Status.LIMIT] * 2
+
+
 def test_a_target_does_not_make_a_search_longer():
     W = hard(40)
     plain, aimed = solve(W, 20, "tabu"), solve(W, 20, "tabu", target=-math.inf)
