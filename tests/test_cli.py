@@ -166,6 +166,15 @@ def test_the_sources_own_terms(run, tmp_path):
     assert "dispersion: 2.5" in run("solve", tmp_path / "d.txt", "--method", "exhaustive").stdout
 
 
+@pytest.mark.parametrize("suffix", [".dat", ".clq", ".mtx"])
+def test_files_that_count_from_1_say_so(run, tmp_path, suffix):
+    path, W = tmp_path / f"g{suffix}", np.array([[0, 0, 1], [0, 0, 0], [1, 0, 0]])
+    instances.write(path, -W if suffix == ".dat" else W, 2 if suffix == ".dat" else None)
+    shown = run("solve", path, "-k", 2, "--required", "0").stdout
+    assert "count from 0 here, from 1 in the file" in " ".join(shown.split())
+    assert "counted from 0" in " ".join(run("solve", "--help").stdout.split())
+
+
 def test_generate(run, tmp_path):
     path = tmp_path / "g.dat"
     shown = run("generate", "k_cluster", "-n", 12, "-k", 4, "--option", "density=0.25", "--seed", 3, "--out", path)

@@ -24,7 +24,10 @@ from .common import AsJson, Exit, Seed, console, errors, errors_as_exit_codes, p
 from .tables import solution_table
 from .values import parse_options, parse_vertices
 
-VERTICES_HELP = "vertices such as 0,3,17, or names that the file gives them, quoted if they have commas: '\"a,b\",c'"
+VERTICES_HELP = (
+    "vertices such as 0,3,17, counted from 0 whatever the file's format, or names that the file gives them, quoted if "
+    "they have commas: '\"a,b\",c'"
+)
 File = Annotated[
     Path,
     typer.Argument(
@@ -122,7 +125,7 @@ def solve(
     if as_json:
         print_json([solution.to_dict()])
     else:
-        console.print(solution_table(solution, _in_source_terms(instance, solution)))
+        console.print(solution_table(solution, _notes(instance, solution)))
     _exit_unless_finished({status.name for status in np.ravel(np.asarray(solution.status, dtype=object))})
 
 
@@ -224,6 +227,12 @@ def _show(instance: instances.Instance, compared: Comparison, as_json: bool) -> 
 
 def _in_source_terms(instance: instances.Instance, solution: Solution) -> str | None:
     return instance.describe(float(solution.objective)) if np.ndim(solution.objective) == 0 else None
+
+
+def _notes(instance: instances.Instance, solution: Solution) -> str | None:
+    """What to say below the answer: f in the file's own terms, and that its vertices have other numbers there."""
+    from_1 = "vertices count from 0 here, from 1 in the file" if instance.source in instances.COUNT_FROM_1 else None
+    return "\n".join(note for note in (_in_source_terms(instance, solution), from_1) if note) or None
 
 
 def _exit_unless_finished(statuses: set[str]) -> None:

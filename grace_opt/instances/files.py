@@ -58,6 +58,8 @@ OBJECTIVE_TERMS = {
     "MDPLIB": (-0.5, "dispersion"),
     "DIMACS": (0.5, "edges missing from a clique"),
 }
+#: Source formats that number vertices from 1; here they count from 0, as rows of W do.
+COUNT_FROM_1 = ("k-cluster", "DIMACS", "mtx")
 
 
 @dataclass(frozen=True)
