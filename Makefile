@@ -171,7 +171,7 @@ test-deep: $(STAMP) ## 100 000 small instances against the enumerated optimum, h
 test-matrix: $(STAMP) ## Every model family in every way of generating, some ten minutes; page in docs/results
 	GRACE_ALLOW_DIRTY=$(ALLOW_DIRTY) GRACE_TEST_MATRIX=1 $(BIN)/python -m pytest tests/hf/test_matrix.py $(PYTEST_FLAGS)
 
-test-families: $(STAMP) ## Every causal language model of transformers, some five minutes; page in docs/results
+test-families: $(STAMP) ## Every causal language model of transformers, some three minutes; page in docs/results
 	GRACE_ALLOW_DIRTY=$(ALLOW_DIRTY) GRACE_TEST_MATRIX=1 $(BIN)/python -m pytest tests/hf/test_every_family.py $(PYTEST_FLAGS)
 
 test-oldest: $(OLDEST)/.installed ## The key-cache adapter with the oldest transformers, and with kvpress

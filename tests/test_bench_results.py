@@ -20,7 +20,7 @@ from bench import at_a_glance, material, provenance, report, results, selection
 from bench.experiments import __main__ as experiments
 from bench.experiments import pages as experiment_pages
 from bench.install_size import bytes_in
-from bench.pages_of_tests import adapter_matrix
+from bench.pages_of_tests import adapter_matrix, every_family
 from bench.pages_of_tests import test_deep as deep_page
 from bench.provenance import MixedError, refuse
 from grace_opt.sweep import Plot
@@ -33,6 +33,7 @@ PAGES = sorted(path.relative_to(RESULTS) for path in RESULTS.rglob("*.md"))
 COMMIT = r"[0-9a-f]{7,}\+?"
 FORMS = {
     "adapter_matrix": adapter_matrix,
+    "every_family": every_family,
     "test_deep": deep_page,
     "selection": selection.page,
     "at_a_glance": at_a_glance.page,

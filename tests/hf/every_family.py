@@ -133,7 +133,9 @@ def tiny(kind: str) -> Any:
     except Exception as error:  # of whatever class: each configuration has its own ways
         raise NotBuiltError(f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]) from error
     if count > TOO_MANY:
-        raise NotBuiltError(f"{count:,} parameters even so")
+        raise NotBuiltError(
+            f"it has {count:,} parameters even with small sizes: those of its other parts have other names"
+        )
     for seed in range(30):  # some draws say the same token again and again
         torch.manual_seed(seed)
         model = model_class(config).eval()
