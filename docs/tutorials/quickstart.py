@@ -45,7 +45,8 @@ print(f"objective {sol.objective:.2f}, bound {sol.lower_bound:.2f}, gap {sol.gap
 # -------------
 #
 # ``grace_opt.methods()`` lists all methods; ``compare`` runs several of them on one instance. ``branch_and_bound``
-# proves that its answer is the best.
+# proves that its answer is the best. One method's bound holds for all: *certified* says what the best bound proves of
+# an answer, and *status* what the method proved by itself.
 
 print(grace_opt.compare(W, k=10, methods=["random", "think", "mies", "local_search", "branch_and_bound"]))
 
