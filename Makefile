@@ -156,11 +156,14 @@ contracts: $(STAMP) ## Who may import whom, by import-linter; rooms, floors and 
 	$(BIN)/lint-imports
 	$(BIN)/python tests/rooms.py
 
-# The largest loops are compiled before every test process does so for itself.
+# What is imported, and the largest loops, are compiled before every test process does so for itself. Loops that share
+# parts are compiled in one process, which saves a sixth.
+COMPILE = from importlib import import_module as get; \
+	[get(f'grace_opt.kernels.{name}').OPERATION.cpu.trial() for name in '$(1)'.split()]
 unit: $(STAMP) ## Tests and doctests (PYTEST_FLAGS="-k mies")
 	@ls grace_opt/kernels/heads/__pycache__/*.nbi >/dev/null 2>&1 || { \
-		$(BIN)/python -c "from grace_opt.kernels import heads, reading; [o.OPERATION.cpu.trial() for o in (heads, reading)]" & \
-		$(BIN)/python -c "from grace_opt.kernels import coded, decode, few_coded; [o.OPERATION.cpu.trial() for o in (coded, decode, few_coded)]"; \
+		$(BIN)/python -c "$(call COMPILE,heads); import grace_opt.hf, hypothesis, matplotlib.pyplot" & \
+		$(BIN)/python -c "$(call COMPILE,reading few_coded decode coded)"; \
 		wait; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_IN_PARALLEL)
 
