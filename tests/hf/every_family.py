@@ -52,7 +52,7 @@ MORE = {name: size for size, names in BY_SIZE.items() for name in names.split()}
 LATENT = {"num_key_value_heads": 4, "head_dim": 8}
 _UNWINDOWED = {"sliding_window": None}  # where nothing would be left to compress
 _PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
-#: What the names do not tell: (... leaves a name out).
+#: What the names do not tell (... leaves a name out).
 SPECIAL: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "cohere_compass_text": {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _PLAIN_ROPE)},
