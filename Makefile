@@ -62,7 +62,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Two of pip in one environment would spoil it.
 .NOTPARALLEL:
 .PHONY: help install demo test test-fast test-deep test-matrix test-families test-oldest resolve beside lint types \
-	contracts unit bench bench-check results install-size wheel experiments docs format clean
+	contracts compiled unit bench bench-check results install-size wheel experiments docs format clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
@@ -129,17 +129,21 @@ resolve: $(UV) ## Whether the pinned versions can be installed from the plain in
 		{ echo "make: the above cannot be installed with Python $$version" >&2; exit 1; }; \
 	done
 
-# All but lint is made beside the tests, which often wait for something; what it says follows the tests' words. The tests
-# with the oldest transformers get half as many processes as there are cores.
+# All but lint is made beside something else; what it says follows the tests' words. First, types beside what is compiled;
+# then, what finds that compiled, beside the tests: the oldest transformers, with half as many processes as there are
+# cores, and the docs.
 test: lint ## Everything that CI checks: lint, types, import contracts, tests, docs
-	@said=$$(mktemp); $(MAKE) --no-print-directory --keep-going beside >"$$said" 2>&1 & beside=$$!; \
+	@said=$$(mktemp); $(MAKE) --no-print-directory --keep-going contracts types >"$$said" 2>&1 & beside=$$!; \
 		trap 'kill $$beside; rm -f "$$said"; exit 130' INT TERM; \
+		$(MAKE) --no-print-directory compiled; wait $$beside; types=$$?; \
+		$(MAKE) --no-print-directory --keep-going beside >>"$$said" 2>&1 & beside=$$!; \
 		$(MAKE) --no-print-directory unit; unit=$$?; \
-		wait $$beside; beside=$$?; cat "$$said"; rm -f "$$said"; [ $$unit = 0 ] && [ $$beside = 0 ]
+		wait $$beside; beside=$$?; cat "$$said"; rm -f "$$said"; [ $$types = 0 ] && [ $$unit = 0 ] && [ $$beside = 0 ]
 
-beside: contracts types docs
+beside:
 	@$(MAKE) --no-print-directory test-oldest \
-		PYTEST_WORKERS=$$(( ($$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1) / 2 ))
+		PYTEST_WORKERS=$$(( ($$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1) / 2 )); oldest=$$?; \
+		$(MAKE) --no-print-directory docs && [ $$oldest = 0 ]
 
 test-fast: $(STAMP) ## While editing, under a minute and a half: lint, and all tests but those marked slow
 	@$(MAKE) --no-print-directory lint
@@ -160,11 +164,13 @@ contracts: $(STAMP) ## Who may import whom, by import-linter; rooms, floors and 
 # parts are compiled in one process, which saves a sixth.
 COMPILE = from importlib import import_module as get; \
 	[get(f'grace_opt.kernels.{name}').OPERATION.cpu.trial() for name in '$(1)'.split()]
-unit: $(STAMP) ## Tests and doctests (PYTEST_FLAGS="-k mies")
+compiled: $(STAMP)
 	@ls grace_opt/kernels/heads/__pycache__/*.nbi >/dev/null 2>&1 || { \
-		$(BIN)/python -c "$(call COMPILE,heads); import grace_opt.hf, hypothesis, matplotlib.pyplot" & \
+		$(BIN)/python -c "$(call COMPILE,heads coding received); import grace_opt.hf, hypothesis, matplotlib.pyplot" & \
 		$(BIN)/python -c "$(call COMPILE,reading few_coded decode coded)"; \
 		wait; }
+
+unit: compiled ## Tests and doctests (PYTEST_FLAGS="-k mies")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_IN_PARALLEL)
 
 test-deep: $(STAMP) ## 100 000 small instances against the enumerated optimum, half an hour; page in docs/results
