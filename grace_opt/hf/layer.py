@@ -160,11 +160,15 @@ class PrunedKeyLayer(DynamicLayer):
             self.tail = tail.cut(moved, tail.length)
 
     def _move_block(self, block: Tail) -> None:
-        if not isinstance(self.compressed, CodedTokens):
+        if isinstance(self.compressed, CodedTokens):
+            self._code_block(self.compressed, block)
+        else:
             assert self.compressed is not None
             self.compressed = self.compressed.extended(block)
-            return
-        old, received = self.compressed.extended(block.keys, block.values), self.received
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _code_block(self, compressed: CodedTokens, block: Tail) -> None:
+        old, received = compressed.extended(block.keys, block.values), self.received
         count = old.waiting
         if received is None:  # a file without it
             received = torch.zeros(*block.keys.shape[:2], 3, count, device=block.keys.device)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from grace_opt.hf import PrunedKeyCache, SnapKV, attach
+from grace_opt.kernels._shared import threads
 from tests.hf.conftest import OBSERVED, RECENT
 
 WINDOWS = {"recent_window": RECENT, "observation_window": OBSERVED}
@@ -90,3 +91,24 @@ def test_of_the_prompt_alone_leaves_a_cache_that_prunes_whatever_comes_next(
         caches.append(cache)
     assert close(*logits)
     assert torch.equal(*[cache.channel_mask().pruned for cache in caches])
+
+
+@pytest.mark.slow
+def test_of_steps_codes_the_tokens_that_leave_the_window(tiny, close, monkeypatch):
+    """Coding a block cannot be traced: the step with which one leaves the window ended in an error of torch."""
+    monkeypatch.setattr(threads, "COMPILE_FROM", 0)
+    model = tiny(num_hidden_layers=1)
+    ids = torch.randint(3, 97, (1, 137), generator=torch.Generator().manual_seed(3))
+    caches, logits = [], []
+    torch.compiler.reset()
+    for run in (model, torch.compile(model.forward, backend="eager")):
+        cache, found = PrunedKeyCache(model, bits=4, basis="none", recent_window=RECENT, tail_block=16), []
+        with torch.no_grad():
+            model(ids[:, :-17], past_key_values=cache)
+            for token in ids[:, -17:].split(1, dim=1):
+                found.append(run(input_ids=token, past_key_values=cache).logits)
+        caches.append(cache)
+        logits.append(torch.cat(found, dim=1))
+    torch.compiler.reset()
+    assert close(*logits)
+    assert [cache.memory_report().waiting_tokens for cache in caches] == [16, 16]
