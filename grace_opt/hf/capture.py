@@ -128,7 +128,7 @@ def capture(
     OptionError
         If the model or the tokens are of another kind, or ``layers`` names one that the model does not have.
     CacheError
-        If the model's attention does not go through the attention interface.
+        If the model's attention does not go through the attention interface, or a layer attends several times (HRM).
 
     Examples
     --------
@@ -158,15 +158,23 @@ def capture(
     if unknown:
         raise OptionError(f"the model has {count} layers and no {unknown}; write numbers from 0 to {count - 1}")
     captured: dict[int, CapturedAttention] = {}
+    again: set[int] = set()
 
     def keep(call: AttentionCall) -> None:
         index = getattr(call.module, "layer_idx", None)
-        if index in wanted:
+        if index in captured:
+            again.add(index)
+        elif index in wanted:
             valid = key_validity(call.mask, call.query.shape[0], call.key.shape[2])
             tensors = call.query.detach(), call.key.detach(), call.value.detach()
             captured[index] = CapturedAttention(index, *tensors, valid, call.scaling, call.softcap)
 
     record(model, input_ids, attention_mask, keep)
+    if again:
+        raise CacheError(
+            f"layers {sorted(again)} of {type(model).__name__} attend several times in one pass, each time with other "
+            "queries and keys; they cannot be captured"
+        )
     missing = sorted(wanted - captured.keys())
     if missing:
         raise CacheError(

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from grace_opt.errors import CacheError
-from grace_opt.hf import attach, calibrate_basis
+from grace_opt.hf import attach, calibrate_basis, capture
 from tests.hf.conftest import OBSERVED, RECENT, SIZES
 
 if not hasattr(transformers, "HrmTextConfig"):
@@ -40,3 +40,11 @@ def test_a_calibration_says_what_to_write() -> None:
     with attach(model, bits=3, basis="prompt") as attached:
         model.generate(ids[:, :200], max_new_tokens=2, do_sample=False)
     assert attached.cache.memory_report().bits == pytest.approx(3, abs=0.01)
+
+
+@pytest.mark.parametrize("layers", [None, [0, 1]])
+def test_capture_refuses_layers_that_attend_several_times(layers, prompt) -> None:
+    """Which of the calls is meant, nobody can say: the last one was returned, as if it were the layer's only one."""
+    model = transformers.HrmTextForCausalLM(transformers.HrmTextConfig(**SIZES)).eval()
+    with pytest.raises(CacheError, match=r"layers \[0, 1\] of HrmTextForCausalLM attend several times in one pass"):
+        capture(model, prompt, layers=layers)
