@@ -33,12 +33,13 @@ def test_every_layer_of_the_cache_is_pruned(settings, padded) -> None:
 
 
 def test_a_calibration_says_what_to_write() -> None:
-    model = transformers.HrmTextForCausalLM(transformers.HrmTextConfig(**SIZES)).eval()
+    config = transformers.HrmTextConfig(**{**SIZES, "max_position_embeddings": 1024})
+    model = transformers.HrmTextForCausalLM(config).eval()
     ids = torch.randint(3, 97, (1, 600), generator=torch.Generator().manual_seed(1))
     with pytest.raises(CacheError, match=r'cannot be calibrated; write basis="prompt"'):
         calibrate_basis(model, None, [ids[0]])
     with attach(model, bits=3, basis="prompt") as attached:
-        model.generate(ids[:, :200], max_new_tokens=2, do_sample=False)
+        model.generate(ids, max_new_tokens=2, do_sample=False)
     assert attached.cache.memory_report().bits == pytest.approx(3, abs=0.01)
 
 
