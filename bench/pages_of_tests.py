@@ -134,8 +134,8 @@ def every_family(value: dict[str, Any]) -> Page:
         sure="A tiny model of each class, with random weights, must generate the right tokens greedily, a padded row "
         "among them. [Other ways of generating](adapter_matrix.md) are tested with fewer families.",
         tables=[
-            "Nothing is said of speed, or of the quality of texts. Layers with a sliding window stay as they are; where "
-            "all layers may have one (Mistral, Mixtral, Phi-3, StarCoder 2 and others), it is switched off here. "
+            "Nothing is said of speed, or of the quality of texts. Layers with a sliding window stay as they are; "
+            "where all layers may have one (Mistral, Mixtral, Phi-3, StarCoder 2 and others), it is switched off here. "
             "Models with parts for images or sound are too large to be made tiny this way; their text models are tried "
             "by themselves where they have a class of their own."
         ],
