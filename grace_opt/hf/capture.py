@@ -162,7 +162,7 @@ def capture(
 
     def keep(call: AttentionCall) -> None:
         index = getattr(call.module, "layer_idx", None)
-        if index in captured:
+        if index in captured and not _is_same(captured[index], call):
             again.add(index)
         elif index in wanted:
             valid = key_validity(call.mask, call.query.shape[0], call.key.shape[2])
@@ -182,6 +182,11 @@ def capture(
             f"those that compute attention themselves"
         )
     return {index: captured[index] for index in sorted(captured)}
+
+
+def _is_same(seen: CapturedAttention, call: AttentionCall) -> bool:
+    """Return whether a layer attends again with the same queries and keys, as DiffLlama does for half of the values."""
+    return torch.equal(seen.queries, call.query) and torch.equal(seen.keys, call.key)
 
 
 def record(

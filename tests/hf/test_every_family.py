@@ -20,6 +20,9 @@ from tests.hf.every_family import NotBuiltError, kinds, tiny
 from tests.hf.matrix import cell_of
 from tests.hf.matrix_bits import coded_cell_of
 
+if not hasattr(transformers.cache_utils, "LinearAttentionLayer"):
+    pytest.skip("this transformers keeps the states of hybrid models in other caches", allow_module_level=True)
+
 FULL = bool(os.environ.get("GRACE_TEST_MATRIX"))
 ALLOW_DIRTY = bool(os.environ.get("GRACE_ALLOW_DIRTY"))
 SOURCE = require_clean(ALLOW_DIRTY) | {"command": "make test-families"} if FULL else {}
