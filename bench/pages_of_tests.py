@@ -130,7 +130,8 @@ def every_family(value: dict[str, Any]) -> Page:
         "generate with a smaller cache?",
         found=f"Of {tried} that could be tried, {len(whole)} work, with a ratio and with bits; {len(slow)} more work "
         f"with bits, and with a ratio if it is used with `fused=False`; {len(refused)} are refused, with a message "
-        f"that says why. {', '.join(wrong) or 'None'} gives a wrong token.",
+        f"that says why; {len(part)} work{'s' * (len(part) == 1)} in part, and {len(neither)} not with a dense cache "
+        f"either. {', '.join(wrong) or 'None'} gives a wrong token.",
         sure="A tiny model of each class, with random weights, must generate the right tokens greedily, a padded row "
         "among them. [Other ways of generating](adapter_matrix.md) are tested with fewer families.",
         tables=[

@@ -33,6 +33,7 @@ def test_every_layer_of_the_cache_is_pruned(settings, padded) -> None:
 
 
 def test_a_calibration_says_what_to_write() -> None:
+    torch.manual_seed(0)
     config = transformers.HrmTextConfig(**{**SIZES, "max_position_embeddings": 1024})
     model = transformers.HrmTextForCausalLM(config).eval()
     ids = torch.randint(3, 97, (1, 600), generator=torch.Generator().manual_seed(1))

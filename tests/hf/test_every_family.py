@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import partial
 
 import pytest
 import transformers
@@ -51,14 +52,12 @@ def test_works_or_says_why(name, kind):
             FOUND[name] = {"not built": str(error)}
             return
         FOUND[name] = {}
-        for how, run in (("ratio", cell_of), ("bits", coded_cell_of)):
+        for how, run in (("ratio", cell_of), ("bits", partial(coded_cell_of, may_mind_padding=True))):
+            FOUND[name][how] = "fails"  # until the run has ended
             try:
                 FOUND[name][how] = run(model, "greedy")
             except CacheError as error:
                 FOUND[name][how] = f"raises: {error}"
-            except AssertionError as error:
-                FOUND[name][how] = f"fails: {error}"
-                raise
             if FOUND[name][how].startswith("not in transformers"):
                 break
     for said in FOUND[name].values():
