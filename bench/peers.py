@@ -57,6 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GraceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped: finished cells are kept; the same command continues from there", file=sys.stderr)
+        return 130
     value: dict[str, Any] = encode({"provenance": source, **content(records)}, "report")
     print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
     return 0
