@@ -103,7 +103,7 @@ def layers(
             )
         texts = [read_text(path) for path in text] if text else None
         loaded, tokenizer = load(model)
-        with progress_bar(None, 100) as show:
+        with progress_bar(None, 100, "%") as show:
             made = calibrate_eviction(
                 loaded,
                 tokenizer,
@@ -155,7 +155,7 @@ def export(
             raise OptionError(f"exporting needs transformers: {pip_install('hf')} ({error})") from None
         texts = [read_text(path) for path in text] if text else None
         loaded, tokenizer = load(model)
-        with progress_bar(None, len(texts or shipped_texts())) as show:
+        with progress_bar(None, len(texts or shipped_texts()), "texts") as show:
             made = export_static(
                 *(loaded, out, bits),
                 tokenizer=tokenizer,
