@@ -13,11 +13,15 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from grace_opt.cli.app import app
 from grace_opt.errors import CacheError, CalibrationError
 from grace_opt.hf import PrunedKeyCache, SnapKV, attach
 from grace_opt.hf.bits import at_hand, basis_folder, unfinished
+from grace_opt.hf.bits import calibrate as basis_module
 from grace_opt.hf.bits.at_hand import basis_for
+from grace_opt.hf.models import POCKET_FOLDER, load_pocket
 from tests import children
 from tests.hf.matrix import model_of
 
@@ -335,3 +339,68 @@ def test_files_that_nobody_uses_go_and_the_least_recently_used_beyond_a_number(c
     (only,) = basis_folder.kept_bases(folder)
     assert only.made == time.strftime("%Y-%m-%d")
     assert only.model == "llama"
+
+
+@pytest.fixture
+def run():
+    return lambda *given: CliRunner().invoke(app, ["basis", *map(str, given)])
+
+
+def test_the_command_keeps_a_basis_where_bits_find_it(calls, run, monkeypatch):
+    text = "the quiet river runs past a late singer " * 20
+    monkeypatch.setattr(at_hand, "shipped_texts", lambda: [text])
+    made = run("pocket")
+    assert made.exit_code == 0, made.output
+    assert "3 layers, 2 KV heads; 1 text, 160 tokens" in made.output
+    attach(load_pocket()[0], bits=4).new_cache()
+    assert basis_for(load_pocket()[0]).texts == 1
+    assert len(calls) == 1
+    listed = run("--list")
+    (one,) = basis_folder.kept_bases(basis_folder.folder())
+    for word in (os.fspath(POCKET_FOLDER), time.strftime("%Y-%m-%d"), "1 file,", os.fspath(basis_folder.folder())):
+        assert word in "".join(listed.output.split("\n")), word
+    (one.path.parent / "x-unfinished.safetensors").write_bytes(b"damaged")
+    assert "unfinished" in run("--list").output
+    assert "removed 0 files" in run("nobody", "--clear").output
+    assert "removed 1 file," in run("pocket", "--clear").output
+    assert "removed 1 file," in run("--clear").output
+    assert not list(one.path.parent.iterdir())
+    assert "0 files" in run("--list").output
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((), "write which MODEL"),
+        (("pocket", "--tokens", 10), "write -o FILE as well"),
+        (("--list", "--clear"), "different things"),
+        (("--clear", "-o", "b.safetensors"), "different things"),
+    ],
+)
+def test_commands_that_contradict_themselves_are_refused(given, words, calls, run):
+    refused = run(*given)
+    assert refused.exit_code == 2
+    assert words in " ".join(refused.output.split())
+
+
+def test_the_command_goes_on_after_ctrl_c(calls, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(unfinished, "SECONDS_WORTH_KEEPING", 0.0)
+    files, out = [], tmp_path / "b.safetensors"
+    for number in range(3):
+        files += ["--text", tmp_path / f"{number}.txt"]
+        files[-1].write_text(f"the quiet river runs past a late singer {number} " * 20)
+    original, presses = basis_module.Unfinished.keep, [None]
+
+    def keep(self, texts, layers):
+        original(self, texts, layers)
+        if presses:
+            presses.pop()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(basis_module.Unfinished, "keep", keep)
+    stopped = run("pocket", *files, "-o", out)
+    assert stopped.exit_code == 130
+    assert "1 of its 3 texts are kept, and the same call goes on" in " ".join(stopped.output.split())
+    assert [path.name for path in tmp_path.glob("*.safetensors")] == ["b-unfinished.safetensors"]
+    assert run("pocket", *files, "-o", out).exit_code == 0
+    assert [path.name for path in tmp_path.glob("*.safetensors")] == ["b.safetensors"]
