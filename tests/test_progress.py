@@ -63,6 +63,9 @@ def test_a_log_has_a_line_every_ten_seconds_with_what_is_left(clock, capsys):
         assert said() == "grace_opt: calibrating m: 2 of 5 texts, about 60 s left\n"
         clock.turn(10.0)
         assert said() == "grace_opt: calibrating m: 2 of 5 texts, about 50 s left\n"
+        show("calibrating m", 2.5)  # parts of a step count, and are not shown
+        clock.turn(0.0)
+        assert said() == "grace_opt: calibrating m: 2 of 5 texts, about 50 s left\n"
         clock.turn(1000.0)
         assert said() == "grace_opt: calibrating m: 2 of 5 texts, about 0 s left\n"
         assert clock.turn(0.0, times=30) > 10.0  # fewer lines later

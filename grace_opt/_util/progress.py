@@ -26,7 +26,7 @@ pause: Callable[[threading.Event, float], bool] = threading.Event.wait
 
 
 @contextmanager
-def progress_bar(wanted: bool | None, total: int, unit: str | None = None) -> Iterator[Callable[[str, int], None]]:
+def progress_bar(wanted: bool | None, total: int, unit: str | None = None) -> Iterator[Callable[[str, float], None]]:
     """Yield a function ``show(description, completed)`` for the block.
 
     Parameters
@@ -77,9 +77,9 @@ class TimeLeft:
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._seen: list[tuple[int, float]] = []  # the first step and the last, and when they ended
+        self._seen: list[tuple[float, float]] = []  # the first step and the last, and when they ended
 
-    def now(self, completed: int) -> None:
+    def now(self, completed: float) -> None:
         """Note how many steps are done."""
         if not self._seen or completed != self._seen[-1][0]:
             self._seen[1:] = [(completed, seconds())]
@@ -113,10 +113,10 @@ def _in_words(left: float) -> str:
 
 
 @contextmanager
-def _lines(total: int, unit: str) -> Iterator[Callable[[str, int], None]]:
-    left, now, over = TimeLeft(total), ("", 0), threading.Event()
+def _lines(total: int, unit: str) -> Iterator[Callable[[str, float], None]]:
+    left, now, over = TimeLeft(total), ("", 0.0), threading.Event()
 
-    def show(description: str, completed: int) -> None:
+    def show(description: str, completed: float) -> None:
         nonlocal now
         left.now(completed)
         now = description, completed
@@ -127,7 +127,7 @@ def _lines(total: int, unit: str) -> Iterator[Callable[[str, int], None]]:
             waited += wait
             stream = sys.stderr
             if now[0] and stream is not None:
-                stream.write(escape_path(f"grace_opt: {now[0]}: {now[1]} of {total} {unit}{left}", stream) + "\n")
+                stream.write(escape_path(f"grace_opt: {now[0]}: {int(now[1])} of {total} {unit}{left}", stream) + "\n")
                 stream.flush()
 
     writer = threading.Thread(target=write, name="progress", daemon=True)
@@ -140,7 +140,7 @@ def _lines(total: int, unit: str) -> Iterator[Callable[[str, int], None]]:
 
 
 @contextmanager
-def _bar(at_once: bool, total: int, unit: str | None) -> Iterator[Callable[[str, int], None]]:
+def _bar(at_once: bool, total: int, unit: str | None) -> Iterator[Callable[[str, float], None]]:
     from rich.console import Console
     from rich.errors import LiveError
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
@@ -175,7 +175,7 @@ def _bar(at_once: bool, total: int, unit: str | None) -> Iterator[Callable[[str,
                 except LiveError:
                     return  # the caller shows its own display, and rich allows only one at a time
 
-    def show(description: str, completed: int) -> None:
+    def show(description: str, completed: float) -> None:
         left.now(completed)
         bar.update(task, description=description, completed=completed)
 

@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 import torch
+from transformers import DynamicCache
 from typer.testing import CliRunner
 
 from grace_opt.cli.app import app
@@ -135,6 +136,20 @@ def test_what_cannot_be_calibrated_is_told_at_the_call(calls, model, monkeypatch
     PrunedKeyCache(model, bits=4)
     PrunedKeyCache(copy.deepcopy(model), bits=4)  # as in another process
     assert len(calls) == 1
+
+
+def test_hooks_that_drop_tokens_are_no_part_of_a_calibration(calls, model):
+    """kvpress has such hooks on the model while it reads a prompt, in which the calibration now runs."""
+
+    def drop(module, args, kwargs, output):
+        cache = kwargs.get("past_key_values")
+        if type(cache) is DynamicCache:
+            layer = cache.layers[0]
+            layer.keys, layer.values = layer.keys[:, :, ::2], layer.values[:, :, ::2]
+
+    model.model.layers[0].self_attn.register_forward_hook(drop, with_kwargs=True)
+    with attach(model, bits=4), pytest.raises(CalibrationError, match="drops tokens of LlamaForCausalLM while"):
+        model.generate(ids(LONG), **GREEDY)
 
 
 @pytest.mark.filterwarnings("ignore:.*stays dense")
@@ -281,9 +296,10 @@ def test_ctrl_c_leaves_nothing_broken_and_goes_on(home, calls, model, monkeypatc
     def interrupted(*arguments, advance, **options):
         def stop(done):
             advance(done)
-            read.append(done)
-            if read == [0, 1, 2]:
-                raise KeyboardInterrupt
+            if done == int(done):
+                read.append(done)
+                if read == [0, 1, 2]:
+                    raise KeyboardInterrupt
 
         return original(*arguments, advance=stop, **options)
 

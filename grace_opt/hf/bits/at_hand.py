@@ -50,7 +50,7 @@ def basis_for(
     wanted: str | os.PathLike[str] | CalibratedBasis = CALIBRATED,
     *,
     tokenizer: Any = None,
-    advance: Callable[[int], None] = lambda texts: None,
+    advance: Callable[[float], None] = lambda texts: None,
 ) -> CalibratedBasis:
     """Return a calibrated basis that fits a model.
 
@@ -64,7 +64,7 @@ def basis_for(
     tokenizer : callable, optional
         The model's. None looks for it where the model was loaded from.
     advance : callable
-        Called with the number of texts read, if the basis is made now; what it raises stops that.
+        Called with the number of texts read, and parts of one, if the basis is made now; what it raises stops that.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def _read(path: str, version: tuple[int, ...]) -> CalibratedBasis:
     return CalibratedBasis.load(path)
 
 
-def _remembered(model: PreTrainedModel, tokenizer: Any, advance: Callable[[int], None]) -> CalibratedBasis:
+def _remembered(model: PreTrainedModel, tokenizer: Any, advance: Callable[[float], None]) -> CalibratedBasis:
     here = fingerprint(model)
     found = _MADE.get(model)
     if found is not None and _fits(found, here):  # the weights may have been trained since
@@ -187,7 +187,7 @@ def _fits(found: CalibratedBasis, here: dict[str, int | str]) -> bool:
 
 
 def _made_now(
-    model: PreTrainedModel, path: Path | None, tokenizer: Any, advance: Callable[[int], None]
+    model: PreTrainedModel, path: Path | None, tokenizer: Any, advance: Callable[[float], None]
 ) -> CalibratedBasis:
     tokenizer, texts = _tokenizer(model) if tokenizer is None else tokenizer, shipped_texts()
     name = _name(model)
@@ -196,7 +196,7 @@ def _made_now(
     with progress_bar(None, len(texts), "texts") as show, _told_what_to_do():
 
         def made(end_to_end: bool) -> CalibratedBasis:
-            def shown(done: int) -> None:
+            def shown(done: float) -> None:
                 show(f"calibrating {name}", done)
                 advance(done)
 

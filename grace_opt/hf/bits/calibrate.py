@@ -40,6 +40,9 @@ FEWEST_TOKENS = 64
 #: Tokens per channel below which moments are mostly chance, and a warning says so.
 SENSIBLE_TOKENS_PER_CHANNEL = 4
 
+#: Share of a text's time that reading it takes, roughly; gradients take the rest.
+READING = 0.5
+
 
 def calibrate_basis(
     model: PreTrainedModel,
@@ -48,7 +51,7 @@ def calibrate_basis(
     *,
     tokens: int = TOKENS,
     end_to_end: bool = True,
-    advance: Callable[[int], None] = lambda done: None,
+    advance: Callable[[float], None] = lambda done: None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> CalibratedBasis:
     """Find the coordinates in which a model's keys and values are stored with few bits, and who gets how many.
@@ -68,7 +71,8 @@ def calibrate_basis(
         Share bits among layers and heads by how much the model's next tokens mind their errors. That takes gradients;
         without, shares follow from the change of each layer's own output, and cost several tenths of a bit.
     advance : callable
-        Called with the number of texts done so far, for a progress bar; what it raises stops the calibration.
+        Called with the number of texts done so far, and parts of one, for a progress bar; what it raises stops the
+        calibration.
     checkpoint : path, optional
         File of what is done, from which a call with the same arguments goes on after Ctrl-C or a crash, to the same
         basis. Removed at the end; one that is damaged, or of another model, other texts or other settings, is written
@@ -128,12 +132,16 @@ def calibrate_basis(
     kept = Unfinished(checkpoint, about)
     layers = kept.load() or {index: LayerMoments(index) for index in prunable_layers(config)}
     done, short, device = kept.texts, len(every) - len(long_enough), input_device(model)
+    seen, share = 0, (READING if end_to_end else 1.0) / len(layers)
     advance(short + done)
 
     def take(call: AttentionCall) -> None:
+        nonlocal seen
         index = getattr(call.module, "layer_idx", None)
         if index in layers:
             layers[index].add(call)
+            seen += 1
+            advance(short + done + min(seen * share, 0.99))
 
     # Not as inference tensors, with which no gradient could ever be computed.
     with kept.told_if_stopped(len(long_enough)), torch.inference_mode(False), torch.no_grad(), evaluated(model):
@@ -145,10 +153,15 @@ def calibrate_basis(
                     f"layers {missing} of {type(model).__name__} did not call the attention interface, so they cannot "
                     'be calibrated; write basis="prompt", or use transformers\' own caches'
                 )
+            if cache is not None and any(0 < cache.get_seq_length(index) < ids.shape[1] for index in layers):
+                raise CalibrationError(
+                    f"something drops tokens of {type(model).__name__} while it is calibrated, as a press of kvpress "
+                    "does; calibrate it beforehand: grace-opt basis MODEL, or basis=FILE"
+                )
             if end_to_end:
                 for index, fisher in information(model, ids.to(device), tuple(layers), read=cache).items():
                     layers[index].add_information(*fisher)
-            done += 1
+            done, seen = done + 1, 0
             if done < len(long_enough):
                 kept.keep(done, layers)
             advance(short + done)

@@ -239,7 +239,7 @@ def _basis(
     if not wanted:
         return None
 
-    def check(done: int) -> None:
+    def check(done: float) -> None:
         if limit is not None and time.monotonic() - began > limit:
             raise _TimeUpError
 
