@@ -33,6 +33,7 @@ from ..registry import MethodOptions
 from .arguments import GRACE, RATIO, given_of, unwrap_model
 from .bits.coded import CodedTokens
 from .bits.make_budget import budget_of
+from .bits.settings import NO_BASIS, OF_PROMPT
 from .config import PruningConfig
 from .fingerprint import OPTIONAL, adapters_of, fingerprint, fingerprint_differences
 from .in_step import InStep, all_or_none
@@ -471,6 +472,8 @@ class PrunedKeyCache(Cache):
         except GraceError as error:
             raise CacheError(f"{path} has settings that this grace_opt does not know: {error}") from error
         if basis is not None:
+            if pruning.basis in (OF_PROMPT, NO_BASIS):
+                raise CacheError(f"{path} is coded in no calibrated basis; leave basis= out")
             pruning = replace(pruning, basis=basis)
         deciding: dict[str, Any] = {"provider": provider, "masks": masks}
         if about["chosen_by"] != "method" and provider is None and masks is None:
@@ -486,9 +489,7 @@ class PrunedKeyCache(Cache):
                     "basis in another file, write PrunedKeyCache.load(path, model, basis=FILE)"
                 ) from error
             raise CacheError(f"{path} has settings that do not suit this model: {error}") from error
-        if about["basis"] is None and cache._basis_digest() is not None:
-            raise CacheError(f"{path} is coded in no calibrated basis; leave basis= out")
-        if about["basis"] != cache._basis_digest():
+        if about["basis"] is not None and about["basis"] != cache._basis_digest(needed=True):
             raise CacheError(
                 f"{path} is coded in another basis of this model than the one at hand (basis={cache.pruning.basis!r}); "
                 "write PrunedKeyCache.load(path, model, basis=FILE) with the file of the basis that it was coded in, "
@@ -498,6 +499,9 @@ class PrunedKeyCache(Cache):
             restore_layers(cache.layers, about, tensors, layer_devices(model, len(cache.layers)))
         except CacheError as error:
             raise CacheError(f"{path}: {error}") from error
+        known = cache.budget is None or cache.budget.source is None or about["basis"] is not None
+        if not known and any(layer.pruned_length for layer in cache._pruned_layers()):
+            raise CacheError(f"{path} does not say in which basis it is coded; run the prompt again")
         return cache
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -516,10 +520,12 @@ class PrunedKeyCache(Cache):
         made.__dict__.update(copy.deepcopy(self.__dict__, copies))
         return made
 
-    def _basis_digest(self) -> str | None:
-        """Return the digest of the calibrated basis; None if there is none."""
-        calibrated = None if self.budget is None else self.budget.calibrated
-        return None if calibrated is None else calibrated.digest()
+    def _basis_digest(self, needed: bool = False) -> str | None:
+        """Return the digest of the calibrated basis; None if there is none, or none was needed so far."""
+        source = None if self.budget is None else self.budget.source
+        if source is None or not (needed or source.known):
+            return None
+        return source().digest()
 
     def memory_report(self) -> MemoryReport:
         """Return the bytes that the cache holds now, by part, and those of the dense equivalent."""
