@@ -38,7 +38,8 @@ def nothing_stays_open():
 
 
 def as_found(model):
-    return model.config._attn_implementation == "sdpa" and "generate" not in vars(model)
+    hooked = {"generate", "prepare_inputs_for_generation"} & set(vars(model))
+    return model.config._attn_implementation == "sdpa" and not hooked
 
 
 def kept(attached):
