@@ -7,8 +7,8 @@ used; if it is a `PrunedKeyCache` that has not pruned yet, `attach` declares the
 
 Two things change on the model: its attention implementation (:mod:`grace_opt.hf.implementation`), and an attribute
 ``generate`` of this one instance (:mod:`grace_opt.hf.generate_hook`); while a call runs, so does what it prepares its
-steps with (:mod:`grace_opt.hf.given_cache`). All are restored when the block ends, also after an exception. If a call is
-still running in another thread then, they are restored when the last such call ends
+steps with (:mod:`grace_opt.hf.given_cache`). All are restored when the block ends, also after an exception. If a call
+is still running in another thread then, they are restored when the last such call ends
 (:mod:`grace_opt.hf.running_calls`). Nothing in transformers is patched.
 """
 

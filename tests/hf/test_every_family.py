@@ -1,7 +1,8 @@
 """Every causal language model of transformers generates with a smaller cache, or a message says why it cannot.
 
 Where its configuration limits a length, the prompt crosses the limit, and in a run of its own what is generated does.
-CI runs those in `ALWAYS`. ``make test-families`` runs all that `every_family` can make, and writes docs/results/every_family.{json,md,png}.
+CI runs those in `ALWAYS`. ``make test-families`` runs all that `every_family` can make, and writes
+docs/results/every_family.{json,md,png}.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ALLOW_DIRTY = bool(os.environ.get("GRACE_ALLOW_DIRTY"))
 SOURCE = require_clean(ALLOW_DIRTY) | {"command": "make test-families"} if FULL else {}
 #: State-space, convolutional and linear-attention layers beside attention; and lengths that are limited.
 ALWAYS = ("JambaForCausalLM", "Lfm2ForCausalLM", "Llama4ForCausalLM", "PhimoeForCausalLM", "Qwen3NextForCausalLM")
-LIMITED = dict.fromkeys(("Llama4ForCausalLM", "PhimoeForCausalLM"), {"limits": "pass"})
+LIMITED = ("Llama4ForCausalLM", "PhimoeForCausalLM")
 #: Why a model may be refused.
 REASONS = (
     "has no full-attention layer",
@@ -69,7 +70,7 @@ def test_works_or_says_why(name, kind):
         if said.startswith("raises: "):
             assert any(reason in said for reason in REASONS), said
     if name in ALWAYS:
-        assert FOUND[name] == {"ratio": "pass", "bits": "pass", **LIMITED.get(name, {})}
+        assert FOUND[name] == dict.fromkeys(["ratio", "bits"] + ["limits"] * (name in LIMITED), "pass")
 
 
 @pytest.mark.skipif(not FULL, reason="make test-families")
