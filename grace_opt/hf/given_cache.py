@@ -42,24 +42,32 @@ class GivenCache:
 
     def __init__(self, model: PreTrainedModel, cache: PrunedKeyCache, length: int | None, unsaid: int = 0) -> None:
         self.cache, self._model, self._length, self._unsaid = cache, model, length, unsaid
+        self._hook: PrepareHook | None = None
         #: Where the model has dropped the cache for good: how many tokens it has read since, and how many there were.
         self._dropped: tuple[int, int] | None = None
 
     @contextmanager
     def followed(self) -> Iterator[None]:
         """See to it, while ``generate`` runs, that the model keeps the cache."""
-        hook = PrepareHook.of(self._model)
         try:
             with LOCK:
-                hook = PrepareHook.of(self._model)  # another thread may have come first
-                hook.given.append(self)
-                hook.install()
+                self._hook = PrepareHook.of(self._model)
+                self._hook.given.append(self)
+                self._hook.install()
             yield
         finally:
-            with LOCK:
-                hook.given[:] = [each for each in hook.given if each is not self]
-                if not hook.given:
-                    hook.remove()
+            try:
+                self._leave()
+            except BaseException:  # an interrupt while leaving
+                self._leave()
+                raise
+
+    def _leave(self) -> None:
+        with LOCK:
+            if self._hook is not None:
+                self._hook.given[:] = [each for each in self._hook.given if each is not self]
+                if not self._hook.given:
+                    self._hook.remove()
 
     def hand_back(self, step: dict[str, Any], ids: Tensor, mask: Tensor | None) -> None:
         """Put the cache back into a step that the model has prepared without it, if the whole text is read again.
