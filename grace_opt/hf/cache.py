@@ -83,6 +83,8 @@ class PrunedKeyCache(Cache):
         The settings.
     prunable_layers : tuple of int
         Positions, in the model, of the layers that are pruned.
+    left_out : str or None
+        After a ``generate`` of `attach`: why the cache holds less than the text, if it does.
 
     Raises
     ------
@@ -172,6 +174,7 @@ class PrunedKeyCache(Cache):
                 LayerPlan(index, len(layers), source, self.pruning, chunk_size, announces, self.budget)
             )
         self._last_updated: PrunedKeyLayer | None = None
+        self.left_out: str | None = None
         self._attending = ""  # the model's attention implementation in this step
         self._in_step = InStep(layers, text)
         super().__init__(layers=layers, offloading=offloading)
@@ -304,6 +307,7 @@ class PrunedKeyCache(Cache):
                 layer.is_initialized = False
         super().reset()
         self._in_step.forget()
+        self.left_out = None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of cached tokens: all that were added and not cropped."""
@@ -529,7 +533,8 @@ class PrunedKeyCache(Cache):
 
     def memory_report(self) -> MemoryReport:
         """Return the bytes that the cache holds now, by part, and those of the dense equivalent."""
-        return measure(self._pruned_layers(), [x for x in self.layers if not isinstance(x, PrunedKeyLayer)])
+        found = measure(self._pruned_layers(), [x for x in self.layers if not isinstance(x, PrunedKeyLayer)])
+        return replace(found, left_out=self.left_out)
 
     def read_report(self) -> ReadReport:
         """Return how many tokens the steps have read, and the bounds on the attention of all others, for each layer.
