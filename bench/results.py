@@ -47,6 +47,7 @@ COMMANDS = {
     "decode_bits": "python -m bench.decode_bits",
     "decode_gpu": "python -m bench.decode_gpu",
     "hand_made": "python -m bench.hand_made",
+    "busy": "python -m bench.busy",
     "first_call": "python -m bench.first_call",
     "efficiency": "python -m bench.efficiency",
     "answers": "python -m bench.answers",

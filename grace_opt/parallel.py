@@ -1,4 +1,4 @@
-"""`map_in_threads`: one function on every instance of a batch, in torch's number of threads, with one BLAS thread each.
+"""`map_in_threads`: one function on every instance of a batch, a thread for each core, with one BLAS thread each.
 
 For compiled loops, which release the interpreter, and for small dense algebra: at these sizes a second BLAS thread
 gains nothing, and waiting for it on a busy machine costs many times more. Built on threadpoolctl.
@@ -11,9 +11,9 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import cache
 from typing import TypeVar
 
-import torch
 from threadpoolctl import ThreadpoolController
 
+from ._util.cores import thread_count
 from .run import Run
 
 Item = TypeVar("Item")
@@ -28,7 +28,7 @@ def map_in_threads(work: Callable[[Item], Answer], items: Sequence[Item], run: R
     with _blas().limit(limits=1, user_api="blas"):
         if len(items) == 1:
             return [work(items[0])]
-        with ThreadPoolExecutor(max(1, min(len(items), torch.get_num_threads()))) as pool:
+        with ThreadPoolExecutor(thread_count(len(items))) as pool:
             waiting = [pool.submit(work, item) for item in items]
             try:
                 wait(waiting, return_when=FIRST_EXCEPTION)

@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from grace_opt import kernels
+from grace_opt._util.cores import cores
 from grace_opt.cli.app import app
 from grace_opt.kernels import doctor
 from grace_opt.kernels.operations import OPERATIONS
@@ -79,7 +80,7 @@ def test_switches_and_machines_are_named(switch):
     assert plain.switched_off == ()
     assert plain.machine_code == "", "a checkout has no machine code"
     assert "compiled ahead of time: nothing" in str(plain)
-    assert plain.threads == torch.get_num_threads()
+    assert plain.threads == min(torch.get_num_threads(), cores())
     switch("GRACE_OPT_LLVM", "0")
     switch("GRACE_OPT_OPENMP", "0")
     off = kernels.explain()
@@ -185,7 +186,7 @@ def test_doctor_says_what_runs(run):
     assert f"torch {torch.__version__}" in shown.output
     found = json.loads(run("--quick", "--json").stdout)
     assert found["trials"] == found["problems"] == []
-    assert found["threads"] == torch.get_num_threads()
+    assert found["threads"] == min(torch.get_num_threads(), cores())
     assert found["cache"]["path"]
     assert "SCS" in found["sdp_solvers"]
 

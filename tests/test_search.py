@@ -313,7 +313,7 @@ def test_a_callback_stops_the_method_by_true(method):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 @pytest.mark.parametrize("size", [1, 4])
 def test_an_interrupt_inside_a_callback_comes_through(method, error, size, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr("grace_opt.parallel.thread_count", lambda most: 3)
     W = np.stack([hard(80, seed)[0] for seed in range(size)])
 
     def interrupt(progress):

@@ -109,6 +109,7 @@ def case():
 def test_decoding_is_the_same_in_threads_of_ours(monkeypatch, switch):
     """Bit for bit, as the result does not depend on who computes what."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(threads, "scarce", lambda: False)
     calls, original = [], threads.split_batch
     monkeypatch.setattr(threads, "split_batch", lambda *a, **kw: (calls.append(1), original(*a, **kw))[1])
     there = host.decode_attention(*case())

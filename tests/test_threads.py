@@ -191,14 +191,17 @@ def test_preparing_is_waited_for_and_tried_again_where_it_failed(forget):
 
 def test_an_error_in_any_thread_ends_the_others(monkeypatch):
     """Not only one in the thread that happens to be asked first."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    run, ended = Run(), []
+    monkeypatch.setattr("grace_opt.parallel.thread_count", lambda most: 3)
+    run, ended, begun = Run(), [], threading.Barrier(3)
 
     def work(item):
+        if item < 3:
+            begun.wait(60)
         if item == 2:
             raise ZeroDivisionError("planted")
-        deadline = time.monotonic() + 20
-        while not run.expired() and time.monotonic() < deadline:
+        for _ in range(6000):
+            if run.expired():
+                break
             time.sleep(0.01)
         ended.append(run.expired())
 
@@ -211,12 +214,14 @@ def test_an_error_in_any_thread_ends_the_others(monkeypatch):
 @pytest.mark.slow
 def test_compiled_shares_have_ended_when_an_error_comes_out(monkeypatch):
     """They write to the caller's arrays."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    ended = []
+    monkeypatch.setattr(kernel_threads, "thread_count", lambda most: 2)
+    ended, begun = [], threading.Event()
 
     def kernel(numbers):
         if numbers[0] == 0:
+            assert begun.wait(60)
             raise KeyboardInterrupt
+        begun.set()
         time.sleep(0.3)
         ended.append(True)
 

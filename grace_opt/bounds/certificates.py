@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import objective
+from .._util.cores import thread_count
 from .._util.memory import free_memory
 from .._util.parameters import choice
 from ..kernels.columns.source import ColumnWeights
@@ -191,7 +192,7 @@ def seconds_to_certify(problem: Problem, level: str = "fast") -> float:
 
 def _seconds_as_tensor(problem: Problem, level: str) -> float:
     n, count = problem.n, len(problem.k)
-    threads = max(1, min(count, torch.get_num_threads()))
+    threads = thread_count(count)
     cubic = level == "tight" or n <= FAST.probed
     each = SECONDS_PER_CUBE[level] * n**3 if cubic else RELAXATIONS * seconds_to_relax(n)
     return ROW_SECONDS * count * n**2 + each * count / threads

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .._util.cores import thread_count
 from ._shared.dispatch import DEVICE_TYPE, unsupported_machine
 from ._shared.operation import Operation
 from ._shared.switches import AHEAD, LLVM, OPENMP, PLAIN, TRITON, is_off
@@ -65,7 +66,7 @@ class Explanation:
     choices : tuple of Choice
         One entry per operation and kind of device.
     threads : int
-        Number of threads of torch, and so of the compiled loops.
+        Number of threads of the compiled loops: those of torch, or one for each core if there are fewer cores.
     decoding_threads : str
         The threads in which decoding on the CPU runs.
     cache : CacheFolder
@@ -143,7 +144,7 @@ def explain() -> Explanation:
     reason = no_team_reason()
     return Explanation(
         tuple(choices),
-        torch.get_num_threads(),
+        thread_count(torch.get_num_threads()),
         "torch's own threads" if reason is None else f"threads of ours ({reason})",
         _cache_folder(),
         _machine_code(),

@@ -1,4 +1,4 @@
-"""Run compiled loops in as many threads as torch has, and decide from which size importing them pays off."""
+"""Run compiled loops in torch's threads or in ours, and decide from which size importing them pays off."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..._util.cores import scarce, thread_count
 from .switches import OPENMP, is_off
 
 #: Below this number of steps, torch is done before numba would be imported (about half a second, once).
@@ -76,21 +77,26 @@ def call_with(function: Callable[[int], None], arrays: Sequence[npt.NDArray[Any]
 
 
 def split_batch(kernel: Callable[..., None], arrays: tuple[npt.NDArray[Any], ...], alone: bool = False) -> None:
-    """Call `kernel`, which releases the interpreter, on equal shares of the batch, one per torch thread.
+    """Call `kernel`, which releases the interpreter, on equal shares of the batch, one per thread.
 
-    With `alone`, run in this thread, which is faster for little work.
+    A share that no other thread has begun once this one is done is taken back: its thread may have no core. With
+    `alone`, run in this thread, which is faster for little work.
     """
-    threads = max(min(torch.get_num_threads(), len(arrays[0])), 1)
-    if alone or threads == 1:
+    threads = 1 if alone else thread_count(len(arrays[0]))
+    if threads == 1:
         kernel(*arrays)
         return
     mine, *others = zip(*(np.array_split(a, threads) for a in arrays), strict=True)
     waiting = [_pool(threads).submit(kernel, *share) for share in others]
     try:
         kernel(*mine)
+        for share, other in zip(reversed(others), reversed(waiting), strict=True):
+            if other.cancel():
+                kernel(*share)
     finally:
-        wait(waiting)  # they write to the arrays while they run
-    for done in waiting:
+        begun = [other for other in waiting if not other.cancel()]
+        wait(begun)  # they write to the arrays while they run
+    for done in begun:
         done.result()
 
 
@@ -113,7 +119,7 @@ def no_team_reason() -> str | None:
 
 
 def call_in_threads(function: Any, at: int, most: int, alone: bool = False) -> None:
-    """Call a `c_function` with an address: in torch's threads, or in ours, which share the work.
+    """Call a `c_function` with an address: in torch's threads or, if cores are scarce, in ours, which share the work.
 
     Parameters
     ----------
@@ -126,7 +132,7 @@ def call_in_threads(function: Any, at: int, most: int, alone: bool = False) -> N
     alone : bool
         Call it in this thread, which is faster for little work.
     """
-    if not alone and (team := torch_team()) is not None:
+    if not alone and not scarce() and (team := torch_team()) is not None:
         team(function.address, at)
         return
     split_batch(lambda _: function(at), (np.arange(most),), alone)
