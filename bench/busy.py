@@ -5,8 +5,9 @@ ways: quietly; beside as many spinning processes as there are cores, which signa
 else differs; and both again with four times as many threads of torch as there are cores, in a process of its own.
 Beside others a process gets a share of the cores: what threads that wait for nobody hash in a second, by what they hash
 quietly, in the same round. The loss is how many times longer a call takes than quietly, times this share; it is 1 if
-nothing is lost but what the others take. Times are means, as a few calls take nearly all of the time. As in a model, a
-matrix product of torch comes before each step of decoding, which is not timed.
+nothing is lost but what the others take. Beside it stands how many times more seconds of the processor a call takes
+than quietly, whatever the others get, which shows who waits in a loop. Times are means, as a few calls take nearly all
+of the time. As in a model, a matrix product of torch comes before each step of decoding, which is not timed.
 
 It needs signals that stop and continue processes, so Linux or macOS.
 """
@@ -91,34 +92,36 @@ def hashing() -> Callable[[], Any]:
 
 
 def work(threads: int) -> None:
-    """Run a worker: a case's number in, mean seconds of a call out."""
+    """Run a worker: a case's number in, mean seconds of a call and of the processor out."""
     torch.set_num_threads(threads)
     left, right = torch.randn(2, 256, 256)
     with torch.inference_mode():
         every = calls()
         for line in sys.stdin:
             number, seconds = line.split()
-            run, taken, count, until = every[int(number)], 0.0, 0, time.perf_counter() + float(seconds)
+            run, taken, spent, count = every[int(number)], 0.0, 0.0, 0
+            until = time.perf_counter() + float(seconds)
             while not count or time.perf_counter() < until:
                 if CASES[int(number)].startswith(DECODING):
                     left @ right
-                began = time.perf_counter()
+                began, before = time.perf_counter(), time.process_time()
                 run()
-                taken, count = taken + time.perf_counter() - began, count + 1
-            print(taken / count, flush=True)
+                taken, spent = taken + time.perf_counter() - began, spent + time.process_time() - before
+                count += 1
+            print(taken / count, spent / count, flush=True)
 
 
 @contextmanager
-def worker(threads: int) -> Iterator[Callable[[int, float], float]]:
+def worker(threads: int) -> Iterator[Callable[[int, float], list[float]]]:
     """Start a process with so many threads, and yield how to ask it for a case."""
     command = [sys.executable, "-m", "bench.busy", "--worker", str(threads)]
     with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
 
-        def ask(case: int, seconds: float) -> float:
+        def ask(case: int, seconds: float) -> list[float]:
             print(case, seconds, file=process.stdin, flush=True)
-            return float(process.stdout.readline())
+            return [float(number) for number in process.stdout.readline().split()]
 
         yield ask
         process.stdin.close()
@@ -141,9 +144,9 @@ def spinning(count: int) -> Iterator[Callable[[bool], None]]:
         yield spin
 
 
-def measure(rounds: int, seconds: float = SECONDS) -> dict[str, dict[str, list[float]]]:
-    """Return mean seconds of each round, by case and way."""
-    times: dict[str, dict[str, list[float]]] = {case: {} for case in CASES}
+def measure(rounds: int, seconds: float = SECONDS) -> dict[str, dict[str, list[list[float]]]]:
+    """Return mean seconds of each round, of calls and of the processor, by case and way."""
+    times: dict[str, dict[str, list[list[float]]]] = {case: {} for case in CASES}
     with spinning(cores()) as spin, worker(cores()) as usual, worker(TIMES * cores()) as many:
         ways = {QUIET: (usual, False), BUSY: (usual, True), MANY: (many, False), BOTH: (many, True)}
         for turn in track(range(-1, rounds), description="rounds"):  # the first one compiles, and warms up
@@ -157,18 +160,19 @@ def measure(rounds: int, seconds: float = SECONDS) -> dict[str, dict[str, list[f
     return times
 
 
-def summary(times: dict[str, dict[str, list[float]]]) -> list[dict[str, Any]]:
-    """Return one row for each case: milliseconds, and losses with their middle halves."""
+def summary(times: dict[str, dict[str, list[list[float]]]]) -> list[dict[str, Any]]:
+    """Return one row for each case: milliseconds, losses with their middle halves, and how much more processor."""
     rows = []
-    shares = {way: [q / b for q, b in zip(times[SHARE][QUIET], times[SHARE][way], strict=True)] for way in LOSSES}
     for case, found in times.items():
-        row: dict[str, Any] = {"case": case, "ms": {way: 1000 * statistics.median(found[way]) for way in found}}
+        taken = {way: [one for one, _ in pairs] for way, pairs in found.items()}
+        row: dict[str, Any] = {"case": case, "ms": {way: 1000 * statistics.median(taken[way]) for way in taken}}
         for way in LOSSES:
-            losses = [
-                share * taken / quiet for share, taken, quiet in zip(shares[way], found[way], found[QUIET], strict=True)
-            ]
+            shares = [quiet / now for (quiet, _), (now, _) in zip(times[SHARE][QUIET], times[SHARE][way], strict=True)]
+            losses = [s * now / quiet for s, now, quiet in zip(shares, taken[way], taken[QUIET], strict=True)]
             low, middle, high = statistics.quantiles(losses, n=4)
-            row[way] = {"loss": middle, "half": [low, high], "share": statistics.median(shares[way])}
+            more = [now / quiet for (_, now), (_, quiet) in zip(found[way], found[QUIET], strict=True)]
+            share, spent = statistics.median(shares), statistics.median(more)
+            row[way] = {"loss": middle, "half": [low, high], "share": share, "processor": spent}
         rows.append(row)
     return rows
 
@@ -185,14 +189,20 @@ def page(value: dict[str, Any]) -> Page:
         "there are cores?",
         found=f"At most a factor of {worst[0]:.1f} ({worst[1]}), apart from what the others take; torch's own threads, "
         f"which wait for each other in a loop, lose a factor of {theirs[BUSY]['loss']:.0f}.",
-        sure=f"These are medians of {value['rounds']} rounds on {count} cores, beside {count} spinning processes, which "
-        f"leave a share of {control[BUSY]['share']:.2f} of them, or with {TIMES * count} threads.",
+        sure=f"These are medians of {value['rounds']} rounds on {count} cores, beside {count} spinning processes, "
+        f"which leave a share of {control[BUSY]['share']:.2f} of them, or with {TIMES * count} threads.",
         tables=[
             "*Loss*: how many times longer a call takes than quietly, times the share of the cores that threads get "
-            "which wait for nobody; its median and, in small type, its middle half.",
+            "which wait for nobody; its median and, in small type, its middle half. *Processor*: how many times more "
+            "seconds of the processor it takes.",
             "",
             *table(
-                ["what", *(f"{way}, ms" for way in (QUIET, *LOSSES)), *(f"loss: {way}" for way in LOSSES)],
+                [
+                    "what",
+                    *(f"{way}, ms" for way in (QUIET, *LOSSES)),
+                    *(f"loss: {way}" for way in LOSSES),
+                    "processor: busy",
+                ],
                 [
                     [
                         row["case"],
@@ -201,6 +211,7 @@ def page(value: dict[str, Any]) -> Page:
                             f"{row[way]['loss']:.2f} {small('{:.2f}–{:.2f}'.format(*row[way]['half']))}"
                             for way in LOSSES
                         ),
+                        f"{row[BUSY]['processor']:.2f}",
                     ]
                     for row in (*ours, theirs)
                 ],

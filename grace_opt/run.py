@@ -122,7 +122,7 @@ class Run:
     patience: float = float("inf")
     numbers: tuple[int, ...] | None = None
     pace: float = 1.0
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=lambda: time.monotonic())
     _stop: _Stop = field(default_factory=_Stop, repr=False)
     _found: _Found = field(default_factory=_Found, repr=False)
 

@@ -26,6 +26,7 @@ import torch
 from hypothesis import settings
 
 from tests import children, quanto
+from tests.clock import Clock, held
 
 gc.disable()  # until the tests begin
 gc.set_threshold(10_000, 20, 20)
@@ -119,6 +120,13 @@ def forks() -> BaseContext:
 def forked_pools(forks: BaseContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes of `grace_opt.sweep` begin as such forks."""
     monkeypatch.setattr("grace_opt.sweep.pool.CONTEXT", forks)
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    """What `time.monotonic` says, in the hands of the test."""
+    with held() as clock:
+        yield clock
 
 
 @pytest.fixture

@@ -247,11 +247,11 @@ def test_an_error_of_a_method_asked_for_keeps_what_is_done(register, monkeypatch
     assert len(at_once.value.partial) == 0
 
 
-def test_the_limit_is_each_methods_and_has_a_default(register, monkeypatch):
+def test_the_limit_is_each_methods_and_has_a_default(register, monkeypatch, clock):
     left = []
 
     def patient(problem, options, run):
-        left.append(run.deadline - time.monotonic())
+        left.append(run.deadline - clock.now)
         return first(problem, options, run)
 
     register("patient", patient, batched=True)
@@ -306,11 +306,11 @@ def test_interrupted(register):
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")
 def test_a_real_ctrl_c(register):
     def waits(problem, options, run):
+        threading.Timer(0.3, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
         time.sleep(30)
         return first(problem, options, run)
 
     register("waits", waits)
-    threading.Timer(0.3, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
     began = time.monotonic()
     all_ = compare(W3, 2, ["mies", "waits"], progress=True)
     assert time.monotonic() - began < 20
@@ -439,12 +439,13 @@ def test_empty():
 
 
 @pytest.mark.slow
-def test_progress(register, capsys, monkeypatch):
+def test_progress(register, capsys, monkeypatch, clock):
+    monkeypatch.setattr(progress_module.threading, "Timer", clock.timer)
     compare(W3, 2, ["mies"])
     assert capsys.readouterr() == ("", "")  # stderr is no terminal here
     compare(W3, 2, ["mies"], progress=True)
     assert "mies" in capsys.readouterr().err
-    register("sleeps", lambda p, o, r: (time.sleep(0.3), first(p, o, r))[1])
+    register("sleeps", lambda p, o, r: (clock.sleep(0.3), first(p, o, r))[1])
     monkeypatch.setattr(progress_module, "SECONDS_BEFORE_BAR", 0.05)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     compare(W3, 2, ["sleeps"])

@@ -3,7 +3,6 @@
 Here the CPU plays the GPU: ``DEVICE_TYPE`` is set to it and Triton's interpreter does the rest.
 """
 
-import time
 import warnings
 from contextlib import nullcontext
 
@@ -186,14 +185,15 @@ def test_an_old_gpu_is_named(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_line_says_that_kernels_are_compiled(monkeypatch, capsys):
+def test_a_line_says_that_kernels_are_compiled(monkeypatch, capsys, clock):
     """Once, whatever the number of kernels; and none where that takes no time, or progress=False asks for none."""
+    monkeypatch.setattr(compiling.threading, "Timer", clock.timer)
     monkeypatch.setattr(dispatch, "DEVICE_TYPE", "cpu")
     monkeypatch.setattr(compiling, "SECONDS_BEFORE_LINE", 0.2)
     monkeypatch.setattr(dispatch, "KERNELS", compiling.Announced(compiling.GPU_LINE))
     said = []
     for name, seconds, quiet in (("a", 0.0, False), ("b", 0.3, True), ("c", 0.3, False), ("d", 0.3, False)):
-        slow = Triton(name, "always", lambda device, seconds=seconds: time.sleep(seconds) is None)
+        slow = Triton(name, "always", lambda device, seconds=seconds: clock.sleep(seconds) is None)
         with quiet_block() if quiet else nullcontext():
             assert dispatch.use_triton(slow, CPU)
             assert dispatch.use_triton(slow, CPU)

@@ -31,6 +31,7 @@ from grace_opt.kernels.relaxation import cpu as relaxation
 from grace_opt.kernels.search.cpu import search
 from grace_opt.kernels.tabu import cpu as tabu
 from tests import starter
+from tests.clock import Clock
 
 ROOT = Path(__file__).resolve().parent.parent
 SIDE = int(SMALL**0.5)
@@ -256,31 +257,33 @@ def test_what_only_loops_call_can_be_called_alone() -> None:
 
 
 @pytest.mark.slow
-def test_one_line_where_compiling_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_one_line_where_compiling_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: Any, clock: Clock) -> None:
+    monkeypatch.setattr(compiling.threading, "Timer", clock.timer)
     monkeypatch.setattr(compiling, "SECONDS_BEFORE_LINE", 0.05)
     monkeypatch.setattr(compiling, "LOOPS", compiling.Announced(compiling.LINE))
     with compiling.compiling():
         pass
-    time.sleep(0.1)
+    clock.sleep(0.1)
     assert capsys.readouterr().err == ""
     for expected in ("", f"{compiling.LINE}\n", ""):
         wanted = False if expected == "" else None
         with progress_bar(wanted, 1), compiling.compiling(), compiling.compiling():
             assert is_quiet() == (wanted is False)
-            time.sleep(0.3)
+            clock.sleep(0.3)
         assert capsys.readouterr().err == expected
     with compiling.compiling():  # not again
-        time.sleep(0.1)
+        clock.sleep(0.1)
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow
-def test_many_short_ones_are_long_together(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_many_short_ones_are_long_together(monkeypatch: pytest.MonkeyPatch, capsys: Any, clock: Clock) -> None:
+    monkeypatch.setattr(compiling.threading, "Timer", clock.timer)
     monkeypatch.setattr(compiling, "SECONDS_BEFORE_LINE", 0.2)
     monkeypatch.setattr(compiling, "LOOPS", compiling.Announced(compiling.LINE))
     for _ in range(5):
         with compiling.compiling():
-            time.sleep(0.1)
+            clock.sleep(0.1)
     assert capsys.readouterr().err == f"{compiling.LINE}\n"
 
 

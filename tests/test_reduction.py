@@ -159,7 +159,8 @@ def test_whole_numbers_stay_whole():
     assert solve(whole, 3, "branch_and_bound", required=[0]).status is Status.OPTIMAL
 
 
-def test_callback_target_and_start_speak_of_the_problem_as_given():
+def test_callback_target_and_start_speak_of_the_problem_as_given(clock):
+    clock.per_look = 0.01
     big = instance("indefinite", 40, 1)
     needed, seen = [3, 17, 39], []
     common = {"maximize": True, "required": needed}

@@ -60,7 +60,7 @@ print("fine")
     [
         [("mies", {}), ("think", {})],
         [("local_search", {}), ("exhaustive", {}), ("tabu", {}), ("mies", {"certify": "tight"})],
-        [("branch_and_bound", {"time_limit": 30}), ("portfolio", {"time_limit": 1}), ("beam", {})],
+        [("branch_and_bound", {"time_limit": 30}), ("portfolio", {"time_limit": 60}), ("beam", {})],
         [("sdp", {}), ("sdp", {"relaxation": "shor"})],
     ],
     ids=["plain", "compiled", "limited", "cvxpy"],

@@ -16,6 +16,7 @@ from grace_opt.bounds.qcr import qcr_relaxation, solve_relaxation
 from grace_opt.bounds.subproblem import Subproblem
 from grace_opt.problem import Problem
 from grace_opt.run import Run
+from tests.clock import Taken
 
 LIMITED = ["tabu", "annealing", "branch_and_bound", "portfolio", "beam", "local_search", "exhaustive"]
 
@@ -206,19 +207,19 @@ def test_the_certificate_is_part_of_the_time_limit(method, n, limit):
     """
     problem = once(n)
     compile_loops_of(method)  # which no limit counts
-    began, worked = time.perf_counter(), time.process_time()
-    sol = solve(problem, method=method, certify=True, time_limit=limit)
-    taken, worked = time.perf_counter() - began, time.process_time() - worked
-    assert min(taken, worked) < 1.1 * limit + 0.2
+    with Taken() as taken:
+        sol = solve(problem, method=method, certify=True, time_limit=limit)
+    assert taken.seconds < 1.1 * limit + 0.2
     assert np.isfinite(sol.lower_bound)
 
 
 @pytest.mark.slow
-def test_a_search_leaves_time_for_the_certificate():
-    run = Run(deadline=time.monotonic() + 10.0)
+def test_a_search_leaves_time_for_the_certificate(clock):
+    run = Run(deadline=clock.now + 10.0)
     assert run.leaving(2.0).deadline == run.deadline - 2.0
-    assert run.leaving(60.0).deadline == pytest.approx(run.deadline - 5.0, abs=0.1)
+    assert run.leaving(60.0).deadline == run.deadline - 5.0
     assert Run().leaving(5.0).deadline == np.inf
+    clock.per_look = 0.01
     sol = solve(hard(60), 30, "tabu", certify=True, time_limit=0.5)
     assert sol.gap < 0.5
 

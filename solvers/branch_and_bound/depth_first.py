@@ -48,7 +48,7 @@ class DepthFirst:
         """
         from grace_opt.kernels.search.cpu import search  # importing numba takes a while
 
-        r, began = self.relaxation, time.perf_counter()
+        r, began = self.relaxation, time.monotonic()
         self.top, best, used, leaf = search(
             *(
                 self.sub.W,
@@ -65,7 +65,7 @@ class DepthFirst:
             *(self.top, value, self.best_x, slack - r.rounding, self.weight, count),
         )
         self.leaf = min(self.leaf, leaf)
-        return time.perf_counter() - began, used, self.best_x.copy() if best < value else None
+        return time.monotonic() - began, used, self.best_x.copy() if best < value else None
 
     def least_bound(self) -> float:
         """The least bound of the parts left to search; inf if none is left."""

@@ -43,7 +43,7 @@ class Announced:
         if self.inside:
             yield
             return
-        began = time.perf_counter()
+        began = time.monotonic()
         line = threading.Timer(max(SECONDS_BEFORE_LINE - self._spent, 0.0), self._say)
         line.daemon = True
         if not self._said:
@@ -55,7 +55,7 @@ class Announced:
             self.inside = False
             line.cancel()
             if not is_quiet():
-                self._spent += time.perf_counter() - began
+                self._spent += time.monotonic() - began
 
     def _say(self) -> None:
         """Write the line, unless the caller of what compiles wants to hear nothing."""
