@@ -111,6 +111,13 @@ def test_what_a_thread_waits_is_not_found_from_a_moment(times):
     assert cores.scarce()
 
 
+def test_a_forked_process_counts_from_the_start(times):
+    times.go_on(1, ran=100.0, waited=100.0)
+    assert cores.scarce()
+    times.go_on(2, ran=-99.0, waited=-100.0)
+    assert not cores.scarce()
+
+
 def test_each_thread_counts_for_itself(times):
     times.go_on(1, ran=1.0, waited=1.0)
     assert cores.scarce()

@@ -59,6 +59,8 @@ class _Looks(threading.local):
         except (OSError, ValueError):  # not Linux, or a kernel that does not count: nothing is known
             self.next = math.inf
             return self.found
+        if ran < self.ran:  # a forked process counts from the start
+            self.ran = self.waited = 0.0
         wanted = ran - self.ran + waited - self.waited
         if wanted >= SECONDS_WANTED:
             self.found = waited - self.waited > SCARCE_FROM * wanted
