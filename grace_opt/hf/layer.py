@@ -254,8 +254,9 @@ class PrunedKeyLayer(DynamicLayer):
             self._announce_short(over.length)
             return self._stored()
         tail, home = Tail(keys, values).beyond(found.length), self._stored().keys.device
-        if isinstance(found, CodedTokens):  # nothing else needs the prompt's values
+        if not any(_share(part, values) for part in found.parts().values()):  # nothing else needs the prompt's values
             tail = tail.cut(0, tail.length)
+        if isinstance(found, CodedTokens):
             short = sum(not row.tokens for row in found.rows)
             if short == len(found.rows):
                 self._announce_short(found.stored + tail.length)
@@ -451,20 +452,8 @@ class PrunedKeyLayer(DynamicLayer):
         self._verdict = self._postponed = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Follow the beams of beam search."""
-        self._select(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every sequence ``repeats`` times."""
-        if self.tail is not None:
-            self._select(torch.arange(self.tail.keys.shape[0]).repeat_interleave(repeats))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these sequences only."""
-        if self.tail is not None:
-            self._select(torch.arange(self.tail.keys.shape[0])[torch.as_tensor(indices).cpu()])
-
-    def _select(self, rows: Tensor) -> None:
+        """Select sequences in this order, repeated if listed repeatedly, as beam search does."""
+        rows = beam_idx
         self.settle()
         if self.tail is not None:
             self.tail.map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
@@ -523,3 +512,8 @@ class PrunedKeyLayer(DynamicLayer):
                     f"the model with dtype={held} (or go on under the torch.autocast that the prompt was read under), "
                     "or read the prompt again in a new cache"
                 )
+
+
+def _share(part: StoredTensor, tensor: Tensor) -> bool:
+    """Return whether a stored part is a view of the tensor's memory."""
+    return isinstance(part, Tensor) and part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
