@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.cache_utils import DynamicLayer
 
 from .._util.arrays import without_autocast
@@ -38,7 +39,7 @@ from .bits.settings import OF_PROMPT
 from .bits.waiting import ready
 from .by_heads import ByHeads
 from .channel_choice import check_numbers, raise_for_verdict
-from .compression import compress
+from .compression import compress, with_real_alone
 from .filler import Filler
 from .layer_context import LayerContext, with_context
 from .observation import Observation
@@ -171,7 +172,7 @@ class PrunedKeyLayer(DynamicLayer):
         old, received = compressed.extended(block.keys, block.values), self.received
         count = old.waiting
         if received is None:  # a file without it
-            received = torch.zeros(*block.keys.shape[:2], 3, count, device=block.keys.device)
+            received = torch.zeros(*block.keys.shape[:2], 3, count, dtype=torch.float32, device=block.keys.device)
         if not count:  # no row has codes: the block is dense, and nobody will ask
             self.received = received[..., block.length :].clone()
         elif coded := ready(count, block.length):
@@ -256,6 +257,11 @@ class PrunedKeyLayer(DynamicLayer):
         tail, home = Tail(keys, values).beyond(found.length), self._stored().keys.device
         if not any(_share(part, values) for part in found.parts().values()):  # nothing else needs the prompt's values
             tail = tail.cut(0, tail.length)
+        config = self.plan.config
+        if over.valid is not None and config.quantize is not None and config.tail_block is not None:
+            newer = tail.length + found.length - over.length  # candidates, behind the prompt
+            real = functional.pad(over.valid[:, None, found.length :], (0, newer), value=True)
+            tail = Tail(*(with_real_alone(part, real) for part in (tail.keys, tail.values)))
         if isinstance(found, CodedTokens):
             short = sum(not row.tokens for row in found.rows)
             if short == len(found.rows):
