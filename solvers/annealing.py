@@ -103,7 +103,7 @@ def annealing(problem: Problem, options: AnnealingOptions, run: Run) -> Result:
     while waiting := [search for search in waiting if not search.done and not search.run.expired()]:
         map_in_threads(_Search.advance, waiting, run)
     mask = torch.from_numpy(np.stack([search.mask() for search in searches])).to(problem.W.device)
-    limit = torch.tensor([not search.done for search in searches], device=problem.W.device)
+    limit = torch.tensor([not search.done for search in searches], dtype=torch.bool, device=problem.W.device)
     stats = {"iterations": sum(search.spent for search in searches), "exchanges": sum(s.made for s in searches)}
     if not run.expired():
         local = registry.get("local_search")

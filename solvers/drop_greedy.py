@@ -129,7 +129,7 @@ def _dropped(problem: Problem, scores: Tensor, drops: Tensor) -> tuple[Tensor, T
     for b in _suspects(W, candidates).nonzero().flatten().tolist():
         count, weights = int(drops[b]), W[b].to("cpu", torch.float64).numpy()
         free = candidates[b].cpu().numpy().copy()
-        order[b, :count] = torch.tensor(_carefully(weights, free, count), device=order.device)
+        order[b, :count] = torch.tensor(_carefully(weights, free, count), dtype=torch.int64, device=order.device)
         left[b] = torch.from_numpy(free)
     return order, left
 

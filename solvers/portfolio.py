@@ -84,7 +84,7 @@ def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
     run.ctrl_c_stops()
     entries = problem.W.numel()
     if not run.expired() and (not run.limited or run.has_time(SECONDS_TO_DROP * entries)):
-        still = torch.tensor(run.open(), device=mask.device) if run.targets else problem.k >= 0
+        still = torch.tensor(run.open(), dtype=torch.bool, device=mask.device) if run.targets else problem.k >= 0
         better = _better(problem, mask, _call("drop_greedy", problem, run).mask)
         mask = torch.where(still.unsqueeze(-1), better, mask)  # a choice that is good enough stays
     count = max(1000, 20 * problem.n) if options.iterations is None else options.iterations

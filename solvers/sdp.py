@@ -94,7 +94,7 @@ def sdp(problem: Problem, options: SdpOptions, run: Run) -> Result:
     stats: dict[str, Any] = {key: [one[key] for one in each] for key in ("relaxation", "solver", "solver_status")}
     stats["iterations"] = sum(one["iterations"] for one in each)
     lower = torch.tensor(bounds, dtype=torch.float64, device="cpu")
-    limit = torch.tensor(limits, device="cpu")
+    limit = torch.tensor(limits, dtype=torch.bool, device="cpu")
     return Result(torch.stack(masks), lower, limit, stats, objective_stats=("relaxation",))
 
 

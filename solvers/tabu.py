@@ -107,7 +107,7 @@ def tabu(problem: Problem, options: TabuOptions, run: Run) -> Result:
     while waiting := [search for search in waiting if not search.done and not search.run.expired()]:
         map_in_threads(kind.advance, waiting, run)
     mask = torch.from_numpy(np.stack([search.mask() for search in searches])).to(problem.W.device)
-    limit = torch.tensor([not search.done for search in searches], device=problem.W.device)
+    limit = torch.tensor([not search.done for search in searches], dtype=torch.bool, device=problem.W.device)
     return Result(mask, limit=limit, stats={"iterations": sum(search.spent for search in searches)})
 
 

@@ -16,10 +16,11 @@ from grace_opt.bounds.fixing import fixed_vertices
 from tests import children
 
 ROOT = Path(grace_opt.__file__).parent
-#: What makes a tensor on the default device.
-FACTORIES = {"tensor", "as_tensor", "asarray", "scalar_tensor", "arange", "linspace", "full", "randint", "randperm"}
-#: And in the default dtype besides.
-FLOAT_FACTORIES = {"zeros", "ones", "empty", "eye", "rand", "randn"}
+#: What makes a tensor on the default device, of integers or of the type of what it is given.
+FACTORIES = {"as_tensor", "asarray", "arange", "randint", "randperm", "tril_indices", "triu_indices"}
+#: And in the default dtype besides; of integers alone, ``full`` and ``tensor`` make integers, which is not seen here.
+FLOAT_FACTORIES = {"zeros", "ones", "empty", "eye", "rand", "randn", "normal", "full", "tensor", "scalar_tensor"}
+FLOAT_FACTORIES |= {"linspace", "logspace", "hann_window", "hamming_window"}
 METHODS = sorted(spec.name for spec in grace_opt.methods())
 
 
@@ -113,16 +114,13 @@ def _factories(path):
             and isinstance(node.func, ast.Attribute)
             and ast.unparse(node.func.value) == "torch"
         ):
-            yield f"{path.name}:{node.lineno}", node.func.attr, {keyword.arg for keyword in node.keywords}
+            yield f"{path.relative_to(ROOT)}:{node.lineno}", node.func.attr, {keyword.arg for keyword in node.keywords}
 
 
 @pytest.mark.slow
 def test_every_tensor_is_made_with_device_and_dtype():
-    """The adapter's tensors follow the model's, and are tested with it."""
     missing = []
-    for path in sorted([*ROOT.rglob("*.py"), *(ROOT / "solvers").glob("*.py")]):  # a link is not followed
-        if "hf" in path.relative_to(ROOT).parts:
-            continue
+    for path in sorted([*ROOT.rglob("*.py"), *(ROOT / "solvers").rglob("*.py")]):  # a link is not followed
         for where, name, given in _factories(path):
             needs = {"device"} if name in FACTORIES else {"device", "dtype"} if name in FLOAT_FACTORIES else set()
             if not needs <= given:

@@ -21,7 +21,7 @@ from bench.efficiency.clock import Clock, Mark
 from grace_opt import ChannelMask, MaskProvider
 from grace_opt.attention.provider import PRESETS
 from grace_opt.hf import PrunedKeyCache, Quantization
-from grace_opt.hf.tune.foreign import tensors_in
+from grace_opt.hf.report import storages
 
 
 @dataclass
@@ -142,7 +142,4 @@ def held_bytes(cache: Any) -> int:
     """Bytes of all memory that a cache keeps, room to grow included; by `memory_report` if it is ours."""
     if isinstance(cache, PrunedKeyCache):
         return cache.memory_report().allocated_bytes
-    storages = (
-        t.untyped_storage() for layer in cache.layers for part in vars(layer).values() for t in tensors_in(part)
-    )
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    return sum(storages([vars(layer) for layer in cache.layers]).values())

@@ -94,7 +94,7 @@ def nested(families: Sequence[Budgets]) -> tuple[Budgets, ...]:
 def parents(fine: Budgets, coarse: Budgets) -> Tensor:
     """The part of `coarse` in which each part of `fine` lies: that of its first group (0 for a part without groups)."""
     n, count = len(fine.labels), fine.limits.shape[-1]
-    first = torch.full((count,), n, device=fine.labels.device)
+    first = torch.full((count,), n, dtype=torch.int64, device=fine.labels.device)
     first.scatter_reduce_(0, fine.labels, torch.arange(n, device=first.device), "amin")
     return torch.where(first < n, coarse.labels[first.clamp(max=n - 1)], 0)
 

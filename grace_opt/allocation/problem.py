@@ -126,7 +126,7 @@ class AllocationProblem:
 
     def instance(self, b: int) -> AllocationProblem:
         """Instance b as a batch of one."""
-        return replace(self.rows(torch.tensor([b], device="cpu")), batch_shape=())
+        return replace(self.rows(torch.tensor([b], dtype=torch.int64, device="cpu")), batch_shape=())
 
     def rows(self, rows: Tensor) -> AllocationProblem:
         """Some instances, perhaps several times, as a batch."""

@@ -92,14 +92,14 @@ def _one(W: Factored, alive: Tensor, k: int, expired: Callable[[], bool]) -> Ten
     linear = delta if N is None else delta - _diagonal_above(N, delta, alive, k, expired)
     z = alive.to(delta) * (k / int(alive.sum()))
     if P is None:
-        return _least_sum(linear - doubt, alive, torch.tensor(k, device=alive.device), linear.abs())
+        return _least_sum(linear - doubt, alive, torch.tensor(k, dtype=torch.int64, device=alive.device), linear.abs())
     z = _descend(P, linear, alive, k, z, expired)
     margin, positive = P.additions * EPS, P.positive()
     size = positive.times(z.abs())
     error = 2 * margin * size + doubt
     Pz = P.times(z)
     gradient = 2 * Pz + linear
-    least = _least_sum(gradient - error, alive, torch.tensor(k, device=alive.device), gradient.abs())
+    least = _least_sum(gradient - error, alive, torch.tensor(k, dtype=torch.int64, device=alive.device), gradient.abs())
     return least - float(z @ Pz) - 2 * margin * float(z.abs() @ size)
 
 
@@ -164,7 +164,7 @@ def _diagonal_above(N: Factored, delta: Tensor, alive: Tensor, k: int, expired: 
             v = v / v.max().clamp_min(1e-300) + 1e-9
             product = size.times(torch.where(alive, v, 0.0))
             s = torch.where(alive, product / v, 0.0) * (1 + 4 * N.additions * EPS)
-            value = float(_least_sum(delta - s, alive, torch.tensor(k, device=s.device), s))
+            value = float(_least_sum(delta - s, alive, torch.tensor(k, dtype=torch.int64, device=s.device), s))
             if value > best:
                 best, found = value, s
             if expired():

@@ -1,9 +1,10 @@
 """Differences between versions of transformers, and the check that a supported one is installed.
 
-The adapter runs on transformers 5.2 to the newest 5.x. Three things differ between them:
+The adapter runs on transformers 5.2 to the newest 5.x. Three things differ between them (layers that are transformers'
+own differ in more: see `grace_opt.hf.foreign_layers`):
 
 ========================  =======================================  ==========================================
-what                      5.2, 5.3                                 5.6 and later
+what                      5.2, 5.3                                 5.6 and later; of ``crop``, 5.15
 ========================  =======================================  ==========================================
 ``layer.update``          ``(keys, values, cache_kwargs)``         ``(keys, values, *args, **kwargs)``
 ``get_mask_sizes``        takes a ``cache_position`` tensor        takes the query length, an int

@@ -16,7 +16,7 @@ import copy
 import os
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from .bits.make_budget import budget_of
 from .bits.settings import NO_BASIS, OF_PROMPT
 from .config import PruningConfig
 from .fingerprint import OPTIONAL, adapters_of, fingerprint, fingerprint_differences
+from .foreign_layers import crop_layer, keeps_slice_of, own_window
 from .in_step import InStep, all_or_none
 from .layer import PrunedKeyLayer
 from .layer_budgets import LayerBudgets
@@ -270,6 +271,8 @@ class PrunedKeyCache(Cache):
         if isinstance(layer, PrunedKeyLayer):
             layer.implementation = self._attending
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        if key_states.shape[-2] > 1 and keeps_slice_of(layer, updated[0]):
+            own_window(layer)
         return updated
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -285,18 +288,33 @@ class PrunedKeyCache(Cache):
         CacheError, OptionError
             If a layer cannot be cropped so far.
         """
-        ours = [layer for layer in self.layers if isinstance(layer, PrunedKeyLayer)]  # which say what is wrong
         with all_or_none(self.layers):
-            for layer in ours:
-                layer.crop(tokens_to_remove)
+            for layer in self.layers:  # ours first, which say what is wrong with the number
+                if isinstance(layer, PrunedKeyLayer):
+                    layer.crop(tokens_to_remove)
             try:
-                for layer in self.layers:
-                    if layer not in ours:
-                        layer.crop(tokens_to_remove)
-            except (ValueError, RuntimeError) as error:
+                for number, layer in enumerate(self.layers):
+                    if not isinstance(layer, PrunedKeyLayer):
+                        crop_layer(number, layer, tokens_to_remove)
+            except ValueError as error:
                 raise CacheError(
-                    f"a layer with a sliding window, which transformers keeps, cannot be cropped: {error}"
+                    f"{error}. Write copy.deepcopy(cache) before the tokens that you may want to take back, and go on "
+                    "with the copy; or call reset() and read the text again"
                 ) from error
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every sequence ``repeats`` times."""
+        self._select(lambda rows: rows.repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these sequences only."""
+        self._select(lambda rows: rows[torch.as_tensor(indices, device="cpu")])
+
+    def _select(self, choose: Callable[[Tensor], Tensor]) -> None:
+        """Select sequences in all layers: every one of them can follow beams, and not every one all else."""
+        tail = self.layers[self.prunable_layers[0]].tail
+        if tail is not None:
+            self.reorder_cache(choose(torch.arange(tail.keys.shape[0], device="cpu")))
 
     def reset(self) -> None:
         """Forget everything, ready for another prompt."""

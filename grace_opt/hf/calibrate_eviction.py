@@ -150,7 +150,7 @@ def calibrate_eviction(
                 found.append([text.losses(layer, each, by_heads) for each in evicting])
                 done += 1
                 advance(done, len(every) * len(layers))
-            weighted = later * torch.tensor(found, dtype=torch.float64).mT
+            weighted = later * torch.tensor(found, dtype=torch.float64, device="cpu").mT
             sums = weighted if sums is None else sums + weighted
             count += later
     assert sums is not None

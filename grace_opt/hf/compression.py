@@ -128,7 +128,11 @@ def _compressed(
     kept_values: StoredTensor
     pruned, kept_values = channels, stored_values
     if config.quantize is not None:
-        pruned, kept_values = config.quantize.apply(channels, stored_values)
+        if over.valid is not None:
+            real = over.valid[:, None, :old]
+            real = real if order is None else real.expand(-1, order.shape[1], -1).gather(-1, order)
+            channels, kept_values = with_real_alone(channels, real[..., sinks:]), with_real_alone(stored_values, real)
+        pruned, kept_values = config.quantize.apply(channels, kept_values)
     index = None
     if config.read is not None:
         padding = padding_of(over.valid, order, old, sinks)
@@ -186,6 +190,27 @@ def _sinks_first(valid: Tensor | None, kept: Tensor | None, keys: Tensor, old: i
         by_sink = others.to(torch.uint8).argsort(dim=-1, stable=True)
         order = order.gather(-1, by_sink[:, None].expand(-1, order.shape[1], -1))
     return order
+
+
+def with_real_alone(tensor: Tensor, real: Tensor) -> Tensor:
+    """Return keys or values in which a masked token has the numbers of the next real one, to be quantised.
+
+    A group's scale would otherwise follow from what padding holds, and a row would differ from the same row alone.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        ``(B, H, n, C)``.
+    real : Tensor
+        ``(B, 1 or H, n)`` bool, False at masked tokens. Behind the last real one they have its numbers; zeros if none
+        is real.
+    """
+    count = tensor.shape[2]
+    place = torch.arange(count, device=real.device)
+    ahead = torch.where(real, place, count).flip(-1).cummin(-1).values.flip(-1)
+    behind = torch.where(real, place, 0).cummax(-1).values
+    found = _take(tensor, torch.where(ahead < count, ahead, behind))
+    return found.masked_fill(~real.any(-1)[..., None, None], 0)
 
 
 def _take(tensor: Tensor, order: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ from .evaluation import ask, compare_predictions, next_token_log_probs, stored_b
 from .evaluation.sizes import DENSE_BITS
 from .implementation import attention_implementation
 from .needle import filler, make_prompt, question
+from .report import tensors_in
 
 #: The method of the first row, with which the others are compared.
 DENSE = "dense"
@@ -272,7 +273,8 @@ class _Run:
 
     def dense(self) -> DemoRow:
         cache = self._filled(DynamicCache(config=self.model.config))
-        numbers = sum(tensor.numel() for layer in cache.layers for tensor in (layer.keys, layer.values))
+        held = tensors_in([vars(layer) for layer in cache.layers])
+        numbers = sum(tensor.numel() for tensor in held if tensor.is_floating_point())
         self.dense_bytes = numbers * DENSE_BITS // 8
         right = self._right(cache)
         self.reference = next_token_log_probs(self.model, cache, self.later)

@@ -113,7 +113,7 @@ class GraphEviction(WindowedBudget):
                 f"values {'missing' if values is None else f'of shape {tuple(values.shape)}'}: GraphEviction reads the "
                 f"prompt's values, {(*keys.shape[:3], 'd_v')}; give values="
             )
-        found = torch.full(keys.shape[:3], -torch.inf, device=keys.device)
+        found = torch.full(keys.shape[:3], -torch.inf, dtype=torch.float32, device=keys.device)
         kept, recent = self.count(keys.shape[2]), self.recent(keys.shape[2])
         for row in range(len(keys)):  # a padded row is scored as it would be alone
             padding = 0 if valid is None else int((~valid[row]).sum())
@@ -168,7 +168,7 @@ class GraphEviction(WindowedBudget):
         """Score the tokens of one sequence, (H, S), of which `kept` are to stay, the `recent` last ones among them."""
         heads, length, _ = keys.shape
         group = queries.shape[0] // heads
-        scores = torch.full((heads, length), torch.inf, device=keys.device)
+        scores = torch.full((heads, length), torch.inf, dtype=torch.float32, device=keys.device)
         older = max(length - recent, 0)
         candidates = torch.arange(length, device=keys.device) < older
         dropped = max(length - max(kept, recent), 0)

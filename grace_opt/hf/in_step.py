@@ -89,7 +89,7 @@ def all_or_none(layers: Sequence[Any]) -> Iterator[None]:
 
 
 def _state(layer: Any) -> dict[str, Any]:
-    state = dict(vars(layer))
+    state = {name: dict(value) if isinstance(value, dict) else value for name, value in vars(layer).items()}
     if isinstance(layer, PrunedKeyLayer):
         state["prompt"] = copy.copy(layer.prompt)
     return state

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.cache_utils import DynamicLayer
 
 from .._util.arrays import without_autocast
@@ -38,7 +39,7 @@ from .bits.settings import OF_PROMPT
 from .bits.waiting import ready
 from .by_heads import ByHeads
 from .channel_choice import check_numbers, raise_for_verdict
-from .compression import compress
+from .compression import compress, with_real_alone
 from .filler import Filler
 from .layer_context import LayerContext, with_context
 from .observation import Observation
@@ -171,7 +172,7 @@ class PrunedKeyLayer(DynamicLayer):
         old, received = compressed.extended(block.keys, block.values), self.received
         count = old.waiting
         if received is None:  # a file without it
-            received = torch.zeros(*block.keys.shape[:2], 3, count, device=block.keys.device)
+            received = torch.zeros(*block.keys.shape[:2], 3, count, dtype=torch.float32, device=block.keys.device)
         if not count:  # no row has codes: the block is dense, and nobody will ask
             self.received = received[..., block.length :].clone()
         elif coded := ready(count, block.length):
@@ -254,8 +255,14 @@ class PrunedKeyLayer(DynamicLayer):
             self._announce_short(over.length)
             return self._stored()
         tail, home = Tail(keys, values).beyond(found.length), self._stored().keys.device
-        if isinstance(found, CodedTokens):  # nothing else needs the prompt's values
+        if not any(_share(part, values) for part in found.parts().values()):  # nothing else needs the prompt's values
             tail = tail.cut(0, tail.length)
+        config = self.plan.config
+        if over.valid is not None and config.quantize is not None and config.tail_block is not None:
+            newer = tail.length + found.length - over.length  # candidates, behind the prompt
+            real = functional.pad(over.valid[:, None, found.length :], (0, newer), value=True)
+            tail = Tail(*(with_real_alone(part, real) for part in (tail.keys, tail.values)))
+        if isinstance(found, CodedTokens):
             short = sum(not row.tokens for row in found.rows)
             if short == len(found.rows):
                 self._announce_short(found.stored + tail.length)
@@ -451,20 +458,8 @@ class PrunedKeyLayer(DynamicLayer):
         self._verdict = self._postponed = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Follow the beams of beam search."""
-        self._select(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every sequence ``repeats`` times."""
-        if self.tail is not None:
-            self._select(torch.arange(self.tail.keys.shape[0]).repeat_interleave(repeats))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these sequences only."""
-        if self.tail is not None:
-            self._select(torch.arange(self.tail.keys.shape[0])[torch.as_tensor(indices).cpu()])
-
-    def _select(self, rows: Tensor) -> None:
+        """Select sequences in this order, repeated if listed repeatedly, as beam search does."""
+        rows = beam_idx
         self.settle()
         if self.tail is not None:
             self.tail.map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
@@ -523,3 +518,8 @@ class PrunedKeyLayer(DynamicLayer):
                     f"the model with dtype={held} (or go on under the torch.autocast that the prompt was read under), "
                     "or read the prompt again in a new cache"
                 )
+
+
+def _share(part: StoredTensor, tensor: Tensor) -> bool:
+    """Return whether a stored part is a view of the tensor's memory."""
+    return isinstance(part, Tensor) and part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()

@@ -111,9 +111,9 @@ class LayerLosses:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file; raises `CalibrationError` if it cannot be written."""
         tensors = {
-            "layers": torch.tensor(self.layers, dtype=torch.int64),
-            "shares": torch.tensor(self.shares, dtype=torch.float64),
-            "losses": torch.tensor(self.losses, dtype=torch.float64),
+            "layers": torch.tensor(self.layers, dtype=torch.int64, device="cpu"),
+            "shares": torch.tensor(self.shares, dtype=torch.float64, device="cpu"),
+            "losses": torch.tensor(self.losses, dtype=torch.float64, device="cpu"),
         }
         FORMAT.write(path, tensors, {"fingerprint": dict(self.fingerprint)})
 

@@ -58,5 +58,5 @@ def mask_from_kept(kept_indices: Tensor, head_dim: int) -> ChannelMask:
         Width ``d`` of a dense head.
     """
     kept = kept_indices.cpu()
-    pruned = torch.ones(*kept.shape[:-1], head_dim, dtype=torch.bool)
+    pruned = torch.ones(*kept.shape[:-1], head_dim, dtype=torch.bool, device="cpu")
     return ChannelMask(pruned.scatter_(-1, kept, False), pruned_per_head=head_dim - kept.shape[-1])

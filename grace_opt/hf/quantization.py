@@ -256,9 +256,9 @@ class QuantizedTokens:
         if len(parameters) > 1 or len(lengths) > 1:
             return None
         unit = form.group_size if form.grouping == "tokens" else 1
-        units = torch.tensor(lengths.pop()) // unit
-        table = torch.tensor([form.table(row) for row in self._rows])
-        owners = torch.arange(len(units), dtype=torch.int32).repeat_interleave(units)
+        units = torch.tensor(lengths.pop(), dtype=torch.int64, device="cpu") // unit
+        table = torch.tensor([form.table(row) for row in self._rows], dtype=torch.int64, device="cpu")
+        owners = torch.arange(len(units), dtype=torch.int32, device="cpu").repeat_interleave(units)
         return (PackedKeys if form.grouping == "tokens" else PackedValues)(
             self.shape,
             self.dtype,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from .bits.coded import CodedTokens
 from .by_heads import ByHeads
@@ -43,7 +43,7 @@ class MemoryReport:
     spare_bytes : int
         Bytes of room to grow: allocated for tokens to come, or kept alive by views. Part of `allocated_bytes` alone.
     other_bytes : int
-        Bytes in all other layers (sliding windows and the like).
+        Bytes in all other layers (sliding windows, recurrent states and the like).
     dense_equivalent_key_bytes, dense_equivalent_value_bytes : int
         Bytes that the keys and values of the prunable layers would take unpruned.
     code_bytes, parameter_bytes, basis_bytes : int
@@ -279,7 +279,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
     used = sum(sizes[name] for name in _PARTS)
     evicted = [layer.evicted_length for layer in layers]
     read = ReadReport(tuple(layer.tally.reading(layer.plan.index) for layer in layers))
-    held = sum(storages(part for layer in layers for part in layer.stored_parts().values()).values())
+    held = sum(storages([layer.stored_parts() for layer in layers]).values())
     return MemoryReport(
         layers=len(layers) + len(rest),
         prunable_layers=len(layers),
@@ -290,7 +290,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         index_bytes=sizes["kept_indices"] + sizes["positions"] + sizes["received"],
         value_bytes=sizes["old_values"] + sizes["tail_values"],
         spare_bytes=held - used,
-        other_bytes=sum(storages(value for layer in rest for value in vars(layer).values()).values()),
+        other_bytes=sum(storages([vars(layer) for layer in rest]).values()),
         dense_equivalent_key_bytes=sizes["dense keys"],
         dense_equivalent_value_bytes=sizes["dense values"],
         code_bytes=coded["key codes"] + coded["value codes"],
@@ -331,19 +331,32 @@ _CODED = {
 }
 
 
-def storages(things: Iterable[Any]) -> dict[int, int]:
-    """Return the bytes, by address, of every storage that the given tensors and quantised tokens keep alive."""
+def storages(part: Any) -> dict[int, int]:
+    """Return the bytes, by address, of every storage that the tensors inside something keep alive."""
     return {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in tensors_in(things)
+        for tensor in tensors_in(part)
         if tensor.numel()
     }
 
 
-def tensors_in(things: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the plain tensors among some things, and those that quantised tokens consist of."""
-    for thing in things:
-        if isinstance(thing, Tensor):
-            yield thing
-        elif isinstance(thing, QuantizedTokens):
-            yield from (*thing.tensors().values(), *thing.places())
+def tensors_in(part: Any) -> Iterator[Tensor]:
+    """Yield the plain tensors inside lists, dicts and quantised tensors, ours and other libraries'.
+
+    Examples
+    --------
+    >>> import torch
+    >>> [len(one) for one in tensors_in([torch.ones(2), {"scale": torch.ones(3)}, 4])]
+    [2, 3]
+    """
+    if isinstance(part, QuantizedTokens):
+        part = [*part.tensors().values(), *part.places()]
+    elif isinstance(part, dict):
+        part = list(part.values())
+    elif hasattr(part, "__tensor_flatten__"):
+        part = [getattr(part, name) for name in part.__tensor_flatten__()[0]]
+    if isinstance(part, list | tuple):
+        for item in part:
+            yield from tensors_in(item)
+    elif isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
+        yield part

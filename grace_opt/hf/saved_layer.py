@@ -19,6 +19,7 @@ from .bits.coded import CodedTokens
 from .bits.saved_row import CODED_FIELDS, RowCheck
 from .bits.settings import OF_PROMPT
 from .by_heads import ByHeads
+from .foreign_layers import EMPTY, RECURRENT, restore_states, state_names
 from .layer import PrunedKeyLayer
 from .placement import rank
 from .plan import LayerPlan
@@ -48,7 +49,8 @@ class SavedLayer:
     parts : dict
         Tensors, and quantised ones, by name.
     batch, tokens : int
-        Number of sequences, and number of tokens that each has seen; 0 if the layer is empty.
+        Number of sequences, and number of tokens that each has seen; 0 if the layer is empty. Recurrent states do not
+        tell their number of tokens: None.
     coded : CodedTokens, optional
         The older tokens of a layer with ``bits=``.
     """
@@ -57,7 +59,7 @@ class SavedLayer:
     description: Mapping[str, Any]
     parts: dict[str, StoredTensor]
     batch: int
-    tokens: int
+    tokens: int | None
     coded: CodedTokens | None = None
 
     @staticmethod
@@ -88,6 +90,9 @@ class SavedLayer:
         if isinstance(layer, PrunedKeyLayer):
             layer.prompt.declared = self.description["declared"]
         if not self.description["filled"]:
+            return
+        if isinstance(layer, RECURRENT):
+            restore_states(layer, parts)
             return
         if not isinstance(layer, PrunedKeyLayer):
             layer.lazy_initialization(parts["keys"], parts["values"])
@@ -149,9 +154,23 @@ class _Check:
                 declared is None or _at_least(declared, 1), f"declared={declared!r} is not the length of a prompt"
             )
             return self.pruned(layer.plan, said, found)
-        return self.plain(type(layer), said, found)
+        return (self.states if isinstance(layer, (*RECURRENT, *EMPTY)) else self.plain)(layer, said, found)
 
-    def plain(self, kind: type[Any], said: dict[str, Any], found: dict[str, Tensor]) -> SavedLayer:
+    def states(self, layer: Any, said: dict[str, Any], found: dict[str, Tensor]) -> SavedLayer:
+        """Check a layer that has states in place of keys, or nothing."""
+        expected = said.get("states")
+        fits = isinstance(expected, list) and all(name in sorted(state_names(layer)) for name in expected)
+        self.require(fits and said["filled"] == bool(expected), f"states={expected!r}, filled={said['filled']!r}")
+        self.names(said, {*_FIELDS, "states"}, found, tuple(expected or ()))
+        for name, state in found.items():
+            fits = state.is_floating_point() and state.dim() >= 3 and state.numel() > 0
+            self.require(fits, f"{name} is {state.dtype} {tuple(state.shape)} and no state of a batch")
+        batches = {state.shape[0] for state in found.values()}
+        self.require(len(batches) < 2, f"its states are of {' and of '.join(map(str, sorted(batches)))} sequences")
+        return SavedLayer(self.number, said, dict(found), *((batches.pop(), None) if batches else (0, 0)))
+
+    def plain(self, layer: Any, said: dict[str, Any], found: dict[str, Tensor]) -> SavedLayer:
+        kind = type(layer)
         fields = _FIELDS | ({"cumulative_length"} if said["filled"] else set())
         self.names(said, fields, found, ("keys", "values") if said["filled"] else ())
         if not said["filled"]:

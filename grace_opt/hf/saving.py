@@ -24,6 +24,7 @@ from .bits.coded import CodedTokens
 from .bits.saved_row import taken_apart
 from .bits.settings import BUDGETS
 from .by_heads import ByHeads
+from .foreign_layers import EMPTY, RECURRENT, states_of, window_of
 from .layer import PrunedKeyLayer
 from .quantization import QuantizedTokens
 from .saved_layer import SavedLayer, group_prefix
@@ -120,8 +121,8 @@ def restore_layers(
         saved.append(SavedLayer.of(number, layer, description, found))
     if left:
         raise CacheError(f"the file has a tensor {min(left)!r} that belongs to no layer; save the cache again")
-    filled = [one for one in saved if one.tokens]
-    if len({(one.batch, one.tokens) for one in filled}) > 1:
+    filled = [one for one in saved if one.batch]
+    if len({one.batch for one in filled}) > 1 or len({one.tokens for one in filled if one.tokens is not None}) > 1:
         sizes = ", ".join(f"{one.number}: {one.batch} x {one.tokens}" for one in filled)
         raise CacheError(
             f"the layers of the file differ in their number of sequences or tokens ({sizes}); save the cache again"
@@ -142,15 +143,15 @@ def _is_digest(value: Any) -> bool:
     return value is None or isinstance(value, str)
 
 
-def _taken_apart(number: int, layer: Any) -> tuple[dict[str, StoredTensor], dict[str, Any]]:
-    description: dict[str, Any] = {"kind": type(layer).__name__, "filled": bool(layer.is_initialized)}
-    if isinstance(layer, PrunedKeyLayer):
-        description["declared"] = layer.prompt.declared
-    if not layer.is_initialized:
-        return {}, description
-    if isinstance(layer, PrunedKeyLayer):
-        if layer.tail is None:
-            return {}, {**description, "filled": False}
+def _taken_apart(number: int, layer: Any) -> tuple[Mapping[str, StoredTensor], dict[str, Any]]:
+    if not isinstance(layer, PrunedKeyLayer):
+        return _foreign_taken_apart(number, layer)
+    description: dict[str, Any] = {
+        "kind": type(layer).__name__,
+        "filled": layer.tail is not None,
+        "declared": layer.prompt.declared,
+    }
+    if layer.tail is not None:
         if layer.prompt.waiting:
             raise CacheError("the prompt is still coming in chunks; save the cache after the last chunk")
         parts: dict[str, StoredTensor] = {"tail_keys": layer.tail.keys, "tail_values": layer.tail.values}
@@ -173,9 +174,22 @@ def _taken_apart(number: int, layer: Any) -> tuple[dict[str, StoredTensor], dict
         if layer.compressed is not None:
             description["length"] = layer.compressed.length
         return parts, description
-    if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
-        description["cumulative_length"] = getattr(layer, "cumulative_length", None)
-        return {"keys": layer.keys, "values": layer.values}, description
-    raise CacheError(
-        f"layer {number} is a {type(layer).__name__}, which cannot be saved; only full and sliding attention can"
-    )
+    return {}, description
+
+
+def _foreign_taken_apart(number: int, layer: Any) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+    kind = type(layer)
+    if kind in (*RECURRENT, *EMPTY):
+        states = states_of(layer)
+        return states, {"kind": kind.__name__, "filled": bool(states), "states": sorted(states)}
+    if kind not in (DynamicLayer, DynamicSlidingWindowLayer):
+        raise CacheError(
+            f"layer {number} is a {kind.__name__}, which cannot be saved; layers with full attention, sliding windows "
+            "and recurrent states can. Keep the cache in memory (copy.deepcopy(cache) makes another), or read the text "
+            "again where it is needed"
+        )
+    if not layer.is_initialized:
+        return {}, {"kind": kind.__name__, "filled": False}
+    keys, values = window_of(layer)
+    about = {"kind": kind.__name__, "filled": True, "cumulative_length": getattr(layer, "cumulative_length", None)}
+    return {"keys": keys, "values": values}, about

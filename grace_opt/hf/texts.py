@@ -118,7 +118,7 @@ def token_ids(text: str | Tensor, tokenizer: Any, number: int, call: str) -> Ten
         order = "texts, tokenizer" if call in ("calibrate", "learn_masks") else "tokenizer, texts"
         raise OptionError(f"texts need their tokenizer; write {call}(model, {order})")
     else:
-        ids = torch.as_tensor(tokenizer(text, return_tensors="pt").input_ids)
+        ids = torch.as_tensor(tokenizer(text, return_tensors="pt").input_ids, device="cpu")
     if isinstance(text, str) and not ids.numel():
         raise OptionError(f"text {number} is empty; leave it out")
     if ids.dim() != 2 or ids.shape[0] != 1 or not ids.shape[1]:

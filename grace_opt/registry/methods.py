@@ -150,7 +150,7 @@ class SolverSpec:
             results.append(checked_result(self.solver(one, options, its), one, self.name))
         device = problem.W.device
         unknown = torch.tensor(-torch.inf, dtype=torch.float64, device=device)
-        false = torch.tensor(False, device=device)
+        false = torch.tensor(False, dtype=torch.bool, device=device)
         of_f = results[0].objective_stats  # one each, not their sum
         return Result(
             torch.stack([r.mask for r in results]),
@@ -168,7 +168,7 @@ def _noted(result: Result, problem: Problem, run: Run) -> Result:
     run.note(objective.evaluate(problem.W, result.mask).tolist())
     if result.limit is None or not run.targets:
         return result
-    reached = torch.tensor(run.reached(), device=result.limit.device)
+    reached = torch.tensor(run.reached(), dtype=torch.bool, device=result.limit.device)
     return replace(result, limit=result.limit & ~reached)
 
 

@@ -61,8 +61,10 @@ def merged(results: Sequence[Result], sizes: Sequence[int]) -> Result:
         parts = [getattr(result, name) for result in results]
         if all(part is None for part in parts):
             return None
+        dtype = next(part.dtype for part in parts if part is not None)
         filled = [
-            torch.full((n,), missing, device=device) if p is None else p for p, n in zip(parts, sizes, strict=True)
+            torch.full((n,), missing, dtype=dtype, device=device) if part is None else part
+            for part, n in zip(parts, sizes, strict=True)
         ]
         return torch.cat(filled)
 

@@ -114,7 +114,7 @@ def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run)
     return Result(
         torch.from_numpy(np.stack([tree.mask for tree in trees])).to(problem.W.device),
         torch.tensor([tree.lower_bound for tree in trees], dtype=torch.float64, device="cpu"),
-        torch.tensor([tree.cut_short for tree in trees], device="cpu"),
+        torch.tensor([tree.cut_short for tree in trees], dtype=torch.bool, device="cpu"),
         {"nodes": sum(tree.nodes for tree in trees), "strong_bounds": sum(tree.strong for tree in trees)},
     )
 

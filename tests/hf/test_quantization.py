@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import PruningConfig
+from grace_opt.hf import PrunedKeyCache, PruningConfig
+from grace_opt.hf.observation import Observation
 from grace_opt.hf.packing import SUPPORTED_BITS
 from grace_opt.hf.quantization import Quantization, QuantizedTokens
 from tests.packed import numbers_of
@@ -425,3 +427,52 @@ def test_a_missing_library_names_the_extra(monkeypatch):
             QuantizedTokens.quantize(draw(1, 1, 8, 4), 4, "tokens", GROUP, name)
         with pytest.raises(OptionError, match=name):
             Quantization(backend=name).check_installed()
+
+
+def prompt_of(length, backend, **settings):
+    """A layer whose prompt of this length was quantised, and the keys and values of that prompt."""
+    bits = Quantization(keys=4, values=4, group_size=GROUP, backend=backend)
+    config = LlamaConfig(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=16, hidden_size=32)
+    layer = PrunedKeyCache(config, ratio=0.0, quantize=bits, recent_window=5, **settings).layers[0]
+    every = draw(1, 2, 700, 16), draw(1, 2, 700, 16, seed=1)
+    keys, values = (part[:, :, :length] for part in every)
+    layer.update(keys, values)
+    layer.attended()
+    layer.observe(Observation(keys, None, length, 0.25, None), keys, values)
+    return layer, every
+
+
+@pytest.mark.filterwarnings("ignore:the prompt has")
+def test_no_length_of_a_prompt_is_kept_worse_than_another(backend):
+    """Groups begin at the first token and lie along it: other caches group by the remainder of the length."""
+    longest, every = prompt_of(300, backend)
+    rounded = longest.full_width()
+    for length in range(1, 301):
+        layer, _ = prompt_of(length, backend)
+        coded = max(length - 5, 0) // GROUP * GROUP
+        assert layer.pruned_length == coded
+        for found, same, true in zip(layer.full_width(), rounded, every, strict=True):
+            assert torch.equal(found[:, :, :coded], same[:, :, :coded])
+            assert torch.equal(found[:, :, coded:], true[:, :, coded:length])
+    for true, found, grouping in zip(every, rounded, ("tokens", "channels"), strict=True):
+        plain = QuantizedTokens.quantize(true[:, :, :288], 4, grouping, GROUP, backend).dequantize()
+        assert torch.equal(found[:, :, :288], plain)
+
+
+def test_nothing_is_quantised_twice(backend):
+    """Forty blocks later, the first tokens are what they were after the prompt, to the bit, and the last as good."""
+    layer, every = prompt_of(45, backend, tail_block=GROUP)
+    before = [part.clone() for part in layer.full_width()]
+    coded, flushes = layer.pruned_length, 0
+    for at in range(45, 45 + 41 * GROUP):
+        layer.update(*(part[:, :, at : at + 1] for part in every))
+        layer.attended()
+        if layer.pruned_length > coded:
+            flushes += 1
+            for found, old in zip(layer.full_width(), before, strict=True):
+                assert torch.equal(found[:, :, :coded], old[:, :, :coded])
+            before, coded = [part.clone() for part in layer.full_width()], layer.pruned_length
+    assert flushes >= 40
+    for true, found, grouping in zip(every, before, ("tokens", "channels"), strict=True):
+        plain = QuantizedTokens.quantize(true[:, :, :coded], 4, grouping, GROUP, backend).dequantize()
+        assert torch.equal(found[:, :, :coded], plain)

@@ -85,7 +85,7 @@ def joint_basis(metric: Tensor, moment: Tensor, shrinkage: float = SHRINKAGE) ->
 
 def identity_basis(heads: int, width: int, energy: Tensor | None = None, device: torch.device | None = None) -> Basis:
     """Return the coordinates as they are."""
-    eye = torch.eye(width, device=device).expand(heads, width, width)
+    eye = torch.eye(width, dtype=torch.float32, device=device).expand(heads, width, width)
     return Basis(eye, eye, torch.ones(heads, width, dtype=torch.float64, device=device) if energy is None else energy)
 
 

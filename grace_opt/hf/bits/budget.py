@@ -96,9 +96,8 @@ class BitBudget:
         """
         calibrated = self.calibrated
         if calibrated is None:
-            return torch.full((heads,), mean[0], dtype=torch.float64), torch.full(
-                (heads,), mean[1], dtype=torch.float64
-            )
+            keys, values = (torch.full((heads,), each, dtype=torch.float64, device="cpu") for each in mean)
+            return keys, values
         found = self._last.get((mean, tokens))
         if found is None:  # once per sequence, not once per layer
             found = calibrated.shares(*mean, tokens)

@@ -102,7 +102,10 @@ class CalibratedBasis:
         for name, wanted, curves in asked:
             mean = number(name, wanted, at_least=0, at_most=16)
             heads = [len(each) for each in curves.values()]
-            weights = None if tokens is None else torch.tensor(tokens).repeat_interleave(torch.tensor(heads))
+            weights = None
+            if tokens is not None:
+                coded, times = (torch.tensor(each, dtype=torch.int64, device="cpu") for each in (tokens, heads))
+                weights = coded.repeat_interleave(times)
             found.append(torch.split(rates_of_mean(torch.cat(list(curves.values())), mean, weights), heads))
         return dict(zip(self.layers, zip(*found, strict=True), strict=True))
 

@@ -114,7 +114,7 @@ def _divided(losses: Tensor, bits: Tensor) -> Tensor:
         torch.ones_like(costs, dtype=torch.bool),
     )
     levels, _ = within_budget(*problem, bits.clamp(max=MOST_BITS) * channels, lower_hulls(*problem))
-    return torch.tensor(WIDTHS, device=here)[levels]
+    return torch.tensor(WIDTHS, dtype=torch.int64, device=here)[levels]
 
 
 def export_static(

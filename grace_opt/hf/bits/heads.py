@@ -180,7 +180,7 @@ def _tables(sizes: tuple[int, ...], trellis: bool = False) -> Tables:
     """Return the tables that the compiled loop reads."""
     here = torch.device("cpu")
     return Tables(
-        counts=torch.tensor(sizes, device=here),
+        counts=torch.tensor(sizes, dtype=torch.int64, device=here),
         costs=_costs(sizes, here),
         widths=torch.tensor(WIDTHS, dtype=torch.uint8, device=here),
         distortions=torch.tensor(distortions(trellis), dtype=torch.float64, device=here),

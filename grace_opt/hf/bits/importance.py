@@ -83,7 +83,7 @@ def tail_attention(
     (batch, heads, length, _), new = keys.shape, queries.shape[2]
     group = queries.shape[1] // heads
     place = torch.arange(length, device=keys.device)
-    sums = torch.zeros(2, batch, heads, tail, device=keys.device)
+    sums = torch.zeros(2, batch, heads, tail, dtype=torch.float32, device=keys.device)
     # One block if they are few: a step that depends on the length would be compiled again for every length.
     step = new if new <= FEW else max(MAX_WEIGHTS // (batch * queries.shape[1] * length), 1)
     # In float32, and the queries scaled first: in float16 products overflow that are none of the model's logits.
@@ -189,7 +189,7 @@ def queries_of_row(over: Observation, row: int) -> ObservedQueries:
 def _ranks(places: Tensor, valid: Tensor | None, length: int) -> tuple[Tensor, Tensor]:
     """Return each place's number among the tokens that are not padding, and the number of those, ``(B, 1)``."""
     if valid is None:
-        return places, torch.full((len(places), 1), length, device=places.device)
+        return places, torch.full((len(places), 1), length, dtype=torch.int64, device=places.device)
     valid = valid.to(places.device)
     at = places.clamp(min=0)
     real = valid.gather(1, at) & (places >= 0)

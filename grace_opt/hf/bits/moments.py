@@ -91,7 +91,7 @@ class LayerMoments:
             )
             parts.append(torch.stack([_on_cpu((part * share).mT @ part) for part, share in split]))
         self.tokens += order.shape[1]
-        now = ClassSums(1, torch.tensor(sizes, dtype=torch.float64), *parts)
+        now = ClassSums(1, torch.tensor(sizes, dtype=torch.float64, device="cpu"), *parts)
         old = self.classes.get(len(sizes))
         self.classes[len(sizes)] = now if old is None else _added(old, now)
 
@@ -108,13 +108,13 @@ class LayerMoments:
         The energies are what an error costs: squared change of the logits, and of the layer's output in proportion to
         the output's own mean square.
         """
-        metric = torch.as_tensor(self.queries) / self.queried
-        output = (torch.zeros(()) if self.metric is None else self.metric) / (self.energy / self.texts or 1.0)
+        metric = _tensor(self.queries) / self.queried
+        output = _tensor(0.0 if self.metric is None else self.metric) / (self.energy / self.texts or 1.0)
         if not (metric.isfinite().all() and output.isfinite().all()):
             raise self._not_finite("squares of queries or of the output projection")
         return (
-            _basis(metric, torch.as_tensor(self.keys) / self.tokens),
-            _basis(output, torch.as_tensor(self.values) / self.tokens),
+            _basis(metric, _tensor(self.keys) / self.tokens),
+            _basis(output, _tensor(self.values) / self.tokens),
         )
 
     def losses(self, keys: Basis, values: Basis) -> tuple[list[Tensor], list[Tensor]]:
@@ -142,7 +142,7 @@ class LayerMoments:
         factor : Tensor or float
             By which each head's losses count more, ``(H,)``.
         """
-        weight = torch.as_tensor(factor, dtype=torch.float64)[..., None]
+        weight = _tensor(factor)[..., None]
         return [
             (*steps(each * weight, (sums.sizes / sums.texts).tolist()), sums.texts / self.texts)
             for each, sums in zip(losses, self.classes.values(), strict=True)
@@ -172,6 +172,10 @@ def _added(old: ClassSums, now: ClassSums) -> ClassSums:
 def _precise(tensor: Tensor) -> Tensor:
     """Return it in float64, if the device has it: rounding makes singular moments indefinite."""
     return tensor.float() if tensor.device.type == "mps" else tensor.double()
+
+
+def _tensor(sums: Tensor | float) -> Tensor:
+    return torch.as_tensor(sums, dtype=torch.float64, device="cpu")
 
 
 def _on_cpu(moment: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ def price_grid(largest: float) -> Tensor:
         The largest price at which any channel takes bits; 0 if none ever does.
     """
     top = largest * 1.01 if largest > 0 else 1.0
-    return torch.logspace(np.log10(top * LOWEST_PRICE), np.log10(top), PRICES, dtype=torch.float64)
+    return torch.logspace(np.log10(top * LOWEST_PRICE), np.log10(top), PRICES, dtype=torch.float64, device="cpu")
 
 
 def rates_of_mean(curves: Tensor, target: float, weights: Tensor | None = None) -> Tensor:
@@ -123,7 +123,7 @@ def rates_of_mean(curves: Tensor, target: float, weights: Tensor | None = None) 
     tensor([3., 1.], dtype=torch.float64)
     """
     if target >= MOST_BITS:
-        return torch.full((len(curves),), float(target), dtype=torch.float64)
+        return torch.full((len(curves),), float(target), dtype=torch.float64, device="cpu")
     # Ascending rates; no bits at the one end and all at the other, whatever the prices reach.
     curves = curves.double().clamp(0, MOST_BITS).flip(-1)
     ends = torch.zeros_like(curves[:, :1]), torch.full_like(curves[:, :1], MOST_BITS)
@@ -131,5 +131,5 @@ def rates_of_mean(curves: Tensor, target: float, weights: Tensor | None = None) 
     means = curves.mean(0) if weights is None else weights.double() @ curves / weights.sum()
     above = int(torch.searchsorted(means, target, right=True).clamp(1, len(means) - 1))
     below, gap = means[above - 1], means[above] - means[above - 1]
-    part = (target - below) / gap if gap > 0 else torch.zeros(())
+    part = (target - below) / gap if gap > 0 else 0.0
     return curves[:, above - 1] + part * (curves[:, above] - curves[:, above - 1])

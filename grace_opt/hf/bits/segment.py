@@ -81,7 +81,9 @@ def class_of_tokens(scores: Tensor, sizes: Sequence[int]) -> Tensor:
     """
     here = torch.device("cpu")
     numbers = torch.arange(len(sizes), dtype=torch.uint8, device=here)
-    ranked = to_device(torch.repeat_interleave(numbers, torch.tensor(sizes, device=here)), scores.device)
+    ranked = to_device(
+        torch.repeat_interleave(numbers, torch.tensor(sizes, dtype=torch.int64, device=here)), scores.device
+    )
     order = scores.argsort(dim=-1, descending=True, stable=True)
     return torch.empty_like(order, dtype=torch.uint8).scatter_(-1, order, ranked.expand(order.shape))
 

@@ -73,7 +73,7 @@ def information(
     if length <= SINKS + WINDOW:
         return {}
     generator = torch.Generator().manual_seed(seed)
-    start = int(torch.randint(length - later + 1, (), generator=generator))
+    start = int(torch.randint(length - later + 1, (), generator=generator, device="cpu"))
     found: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
     # Not the base function: another thread may be decoding on this model from one of our caches.
     with attention_implementation(model, f"grace_{base_for(model)}"):
@@ -161,7 +161,7 @@ def factors(
         return {}
     together = torch.cat(logs)
     known = together.isfinite()
-    centre = together[known].mean() if known.any() else torch.zeros((), dtype=torch.float64)
+    centre = together[known].mean() if known.any() else 0.0
     most = math.log(LARGEST_FACTOR)
     # A head whose errors reach no output has minus infinity here, one without any loss NaN.
     scaled = ((together - centre) * TRUST).nan_to_num(0.0, most, -most).clamp(-most, most).exp()

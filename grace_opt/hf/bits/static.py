@@ -188,7 +188,7 @@ def _coder(where: str, parts: dict[str, Tensor]) -> StaticCoder:
             raise CalibrationError(f"{where}: {name} has numbers that are not finite.")
     pruned = parts.pop("pruned")
     coder, widths = StaticCoder(**parts), parts["widths"].long()
-    known = torch.isin(widths, torch.tensor(WIDTHS, device=widths.device))
+    known = torch.isin(widths, torch.tensor(WIDTHS, dtype=widths.dtype, device=widths.device))
     if not known.all() or (widths[:, 1:] > widths[:, :-1]).any() or not torch.equal(pruned, coder.pruned):
         raise CalibrationError(f"{where}: its widths are none that can be, not descending, or not those of its mask.")
     if not (coder.scales[~pruned] > 0).all():

@@ -74,7 +74,7 @@ def stored_bits(cache: PrunedKeyCache) -> StoredBits:
     bits, elements, dense, everything = [0.0, 0.0], [0, 0], 0, 0
     for layer in cache.layers:
         if not isinstance(layer, PrunedKeyLayer) or layer.tail is None:  # another kind of layer, which stays as it is
-            held = [tensor for tensor in tensors_in(vars(layer).values()) if tensor.is_floating_point()]
+            held = [tensor for tensor in tensors_in(vars(layer)) if tensor.is_floating_point()]
             dense += sum(map(_bits_of, held))
             everything += sum(tensor.numel() for tensor in held)
             continue
@@ -83,7 +83,7 @@ def stored_bits(cache: PrunedKeyCache) -> StoredBits:
         widths = keys.shape[:2].numel() * keys.shape[3], values.shape[:2].numel() * values.shape[3]
         everything += sum(widths) * layer.get_seq_length()
         if "received" in (parts := layer.stored_parts()):
-            dense += sum(map(_bits_of, tensors_in([parts["received"]])))
+            dense += sum(map(_bits_of, tensors_in(parts["received"])))
         if layer.compressed is None:
             continue
         old, first = layer.compressed, layer.plan.config.sink_tokens
@@ -113,7 +113,7 @@ def _pruned_bits(old: Compressed | ByHeads, widths: tuple[int, int], sinks: int)
     """The same of pruned or quantised ones; sinks' keys are dense, their values are like those of other old tokens."""
     bits, dense = [0.0, 0.0], 0
     for name, part in old.parts().items():
-        size = sum(map(_bits_of, tensors_in([part])))
+        size = sum(map(_bits_of, tensors_in(part)))
         if name.startswith("sink_keys"):
             dense += size
         else:

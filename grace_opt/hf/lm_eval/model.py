@@ -185,7 +185,8 @@ class GraceLM(HFLM):
         """Read a batch of prompts, feed what belongs behind each of them, and return the answers by their places."""
         feeds = [(row, fed, places) for row, each in enumerate(prompts) for fed, places in each.fed.items()]
         within = max(pieces[place].within for _, _, places in feeds for place in places)
-        ids, mask = (torch.tensor(rows, device=self.device) for rows in left_padded(each.tokens for each in prompts))
+        both = left_padded(each.tokens for each in prompts)
+        ids, mask = (torch.tensor(rows, dtype=torch.int64, device=self.device) for rows in both)
         answers = {}
         with self._our_attention():
             cache, own, compressed = self._read(ids, mask, within)
@@ -215,10 +216,12 @@ class GraceLM(HFLM):
         Shorter ones are padded on the right, where padding changes nothing before it. Where tokens after the prompt are
         compressed too, they are fed in blocks, so that they are, as when tokens are generated.
         """
-        picked = torch.tensor(rows, device=mask.device)
+        picked = torch.tensor(rows, dtype=torch.int64, device=mask.device)
         cache.batch_select_indices(picked)
         width = max(map(len, fed))
-        ids = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in fed], device=mask.device)
+        ids = torch.tensor(
+            [[*tokens, *[0] * (width - len(tokens))] for tokens in fed], dtype=torch.int64, device=mask.device
+        )
         mask, logits = mask[picked], []
         for part in torch.split(ids, self.pruning.tail_block or width, dim=1):
             mask = torch.cat([mask, torch.ones_like(part)], dim=1)
@@ -239,7 +242,7 @@ class GraceLM(HFLM):
     def _answer(self, logits: Tensor, targets: Tokens) -> tuple[float, bool]:
         """Return the targets' log-likelihood, and whether each of them is the likeliest."""
         likely = log_softmax(logits, dim=-1, dtype=self.softmax_dtype)
-        wanted = torch.tensor(targets, device=likely.device)
+        wanted = torch.tensor(targets, dtype=torch.int64, device=likely.device)
         return float(likely.gather(1, wanted[:, None]).sum()), bool((likely.argmax(-1) == wanted).all())
 
     # ------------------------------------------------------------ generation

@@ -75,7 +75,7 @@ def read_attention(
         few = attend(mine, stored, index.units, *index.limits(count_old, sinks + shown), mask, scaling, softcap)
         outputs.append(few.output)
         real = count_old if index.padding is None else count_old - index.padding[:, None]
-        tally.add((few.tokens + sinks + shown) / (real + sinks + shown), few.bound.detach())
+        tally.add((few.tokens + sinks + shown).double() / (real + sinks + shown), few.bound.detach())
         if want_weights:
             assert few.weights is not None
             weights.append(torch.nn.functional.pad(few.weights, (0, recent - upto)))

@@ -80,7 +80,7 @@ class _Row(NamedTuple):
             read = torch.zeros(1, kept.shape[1], dtype=torch.int64, device=query.device)
             return Few(output, bound, read, weights=weights)
         most = least_units(self.units.units, self.units.size, reading.share, self.keys.shape[2], sinks + seen)
-        least = torch.full((1,), most, device=query.device)
+        least = torch.full((1,), most, dtype=torch.int64, device=query.device)
         stored = Stored(self.keys, kept, self.sink_keys, tail_keys, self.old_values, tail_values)
         limits = reading.epsilon, reading.top_p, mask, scaling, softcap
         return attention(query, stored, self.units, least, most, *limits, self.basis)
@@ -155,7 +155,7 @@ def read_coded_attention(
             each.append(torch.nn.functional.pad(few.weights[0], (0, len(columns) - few.weights.shape[-1])))
             outputs.append(few.output)
             dense = len(columns) - unseen - (0 if now.keys is None else now.keys.shape[2])
-            shares[place].append((few.tokens[0] + dense) / (len(columns) - unseen))
+            shares[place].append((few.tokens[0] + dense).double() / (len(columns) - unseen))
             bounds[place].append(few.bound[0].detach())
         mine = torch.cat(each, dim=1)  # (H_q, L, columns)
         weights[b][..., columns] = mine.to(weights.dtype)
@@ -184,7 +184,7 @@ def _row(row: CodedRow, old: CodedTokens, tail: Tensor, value: Tensor, reading: 
     lower, upper = (torch.cat(each, dim=1)[None] for each in ranges)
     old_values = torch.cat([sinks[1], decoded(values, value_basis, value.dtype)], dim=1)
     if key_basis is None:
-        key_basis = torch.eye(keys.shape[2], device=keys.device).expand(len(keys), -1, -1)
+        key_basis = torch.eye(keys.shape[2], dtype=torch.float32, device=keys.device).expand(len(keys), -1, -1)
     units = TokenRanges.of(lower, upper, reading.unit_size)
     return _Row(sinks[0][None], tail[None], old_values[None], value[None], keys[None], key_basis[None], units)
 

@@ -81,7 +81,7 @@ def read_in_place(
             softcap,
         )
         outputs.append(few.output)
-        others, tokens = torch.tensor([dense, coded], device=query.device)[..., None]
+        others, tokens = torch.tensor([dense, coded], dtype=torch.float64, device=query.device)[..., None]
         tally.add((few.tokens + others) / (tokens + others), few.bound)
         if received is None:
             return few.output, few.received

@@ -85,7 +85,8 @@ class ReadIndex:
         units, share = self.units.units, self.reading.share
         most = least_units(units, self.units.size, share, old, dense)
         if self.padding is None:
-            return torch.full(self.units.counts.shape[:1], most, device=self.units.counts.device), most
+            shape, device = self.units.counts.shape[:1], self.units.counts.device
+            return torch.full(shape, most, dtype=torch.int64, device=device), most
         real = old - self.padding.double()  # in float64, where numbers of tokens are exact
         budget = (share * (real + dense) + _ROUNDING).floor() - dense
         whole = (budget / self.units.size).floor().clamp(min=1, max=units)

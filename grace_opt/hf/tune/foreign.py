@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...errors import EvaluationError
 from ..evaluation import StoredBits, stated_bits
 from ..evaluation.sizes import DENSE_BITS
-from ..quantization import QuantizedTokens
-
-
-def tensors_in(part: Any) -> Iterator[Tensor]:
-    """Yield the plain tensors inside lists, dicts and quantised tensors, ours and other libraries'.
-
-    Examples
-    --------
-    >>> [len(one) for one in tensors_in([torch.ones(2), {"scale": torch.ones(3)}, 4])]
-    [2, 3]
-    """
-    if isinstance(part, QuantizedTokens):
-        part = [*part.tensors().values(), *part.places()]
-    elif isinstance(part, dict):
-        part = list(part.values())
-    elif hasattr(part, "__tensor_flatten__"):
-        part = [getattr(part, name) for name in part.__tensor_flatten__()[0]]
-    if isinstance(part, list | tuple):
-        for item in part:
-            yield from tensors_in(item)
-    elif isinstance(part, Tensor) and not isinstance(part, torch.nn.Parameter):
-        yield part
+from ..report import tensors_in
 
 
 def quantized_bits(cache: Any, elements: tuple[int, int]) -> StoredBits:

@@ -41,7 +41,7 @@ def _agrees(
     """Compare output and attention received of two heads, with every width."""
     books = torch.zeros(9, 256, dtype=torch.float32, device=device)
     for width in range(2, 9) if trellis else WIDTHS[1:]:  # as codes are read
-        levels = torch.linspace(-2, 2, 2**width, device=device)
+        levels = torch.linspace(-2, 2, 2**width, dtype=torch.float32, device=device)
         books[width, : 2**width] = levels if width == 8 else levels * levels.abs().sqrt()
     query, bases = draw(device, 1, 4, 2, 20), draw(device, 2, 2, 20, 20)
     sinks, tails = draw(device, 2, 2, 3, 20), draw(device, 2, 1, 2, 9, 20)

@@ -107,7 +107,7 @@ def _fitted(centred: Tensor, widths: Tensor, upper: tuple[Tensor, Tensor, Tensor
     if not count:
         return torch.zeros(len(centred), dtype=torch.float16, device=centred.device)
     sizes = centred.abs()
-    largest, reach = sizes.amax(1), top + BEYOND * count ** (1 / 3) / (1 << widths)
+    largest, reach = sizes.amax(1), top + BEYOND * count ** (1 / 3) / (1 << widths).float()
     scale = torch.maximum(centred.double().square().mean(1).sqrt().float(), (largest.double() / reach).float())
     for _ in range(FITTING_STEPS):
         scale = _better_scale(sizes, scale, edges, levels)

@@ -74,7 +74,7 @@ def searched(scaled: Tensor, levels: Tensor, bits: Tensor) -> Tensor:
         closer = (error < own) & (code < used)[:, None]
         own.copy_(torch.where(closer, error, own))
         number.masked_fill_(closer, code)
-    before, chosen = (torch.tensor(part, device=scaled.device) for part in (_BEFORE, _CHOSEN))
+    before, chosen = (torch.tensor(part, dtype=torch.int64, device=scaled.device) for part in (_BEFORE, _CHOSEN))
     costs = torch.full((STATES, rows), torch.inf, dtype=torch.float32, device=scaled.device)
     costs[0], by_column = 0.0, errors.permute(2, 0, 1)
     second = torch.empty(count, STATES, rows, dtype=torch.bool, device=scaled.device)

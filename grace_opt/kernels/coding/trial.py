@@ -15,9 +15,9 @@ def cpu() -> bool:
 
     device = torch.device("cpu")
     levels = torch.zeros(9, 256, dtype=torch.float32, device=device)
-    edges = torch.full((9, 255), torch.inf, device=device)
+    edges = torch.full((9, 255), torch.inf, dtype=torch.float32, device=device)
     for bits in range(1, 9):
-        levels[bits, : 2**bits] = torch.linspace(-2, 2, 2**bits, device=device)
+        levels[bits, : 2**bits] = torch.linspace(-2, 2, 2**bits, dtype=torch.float32, device=device)
         edges[bits, : 2**bits - 1] = (levels[bits, 1 : 2**bits] + levels[bits, : 2**bits - 1]) / 2
     rows = draw(device, 9, 624)
     widths = torch.stack([torch.arange(9, dtype=torch.uint8, device=device).roll(turn) for turn in (0, 4)])
@@ -39,7 +39,7 @@ def gpu(device: torch.device) -> bool:
     rows, bits = draw(device, 12, 40), torch.arange(12, device=device) % 6 + 1
     levels = torch.full((12, 256), torch.nan, dtype=torch.float32, device=device)
     for row, width in enumerate(bits.tolist()):
-        levels[row, : 2 << width] = torch.linspace(-2, 2, 2 << width, device=device)
+        levels[row, : 2 << width] = torch.linspace(-2, 2, 2 << width, dtype=torch.float32, device=device)
     found, expected = (
         rows - levels.gather(1, trellis.as_read(search(rows, levels, bits)).long())
         for search in (searched, trellis.searched)

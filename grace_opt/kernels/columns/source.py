@@ -114,5 +114,5 @@ class Columns:
         # Copies: a row that is kept would keep the whole block that it is part of.
         self.held = {v: column.clone() for v, column in self.held.items() if v in wanted}
         new = sorted(wanted - self.held.keys())
-        rows = self.W.block(torch.tensor(new, device=scores.device), None)
+        rows = self.W.block(torch.tensor(new, dtype=torch.int64, device=scores.device), None)
         self.held |= dict(zip(new, rows, strict=True))

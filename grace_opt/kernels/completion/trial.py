@@ -17,7 +17,7 @@ def cpu() -> bool:
         W,
         torch.arange(3, device="cpu"),
         W.diagonal(dim1=-2, dim2=-1).clone(),
-        torch.tensor([0, 9, 37], device="cpu"),
+        torch.tensor([0, 9, 37], dtype=torch.int64, device="cpu"),
         37,
     )
     found, expected = compiled.completions(*case), reference.completions(*case)

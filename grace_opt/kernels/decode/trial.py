@@ -87,7 +87,9 @@ def _packed(rows: Tensor, bits: int, units: int, heads: int, dtype: torch.dtype)
         "bits": bits,
         "high_first": False,
         "zero_in_levels": False,
-        "table": torch.tensor([[(part.data_ptr(), *parameters, *places)] for part in packed], device=rows.device),
+        "table": torch.tensor(
+            [[(part.data_ptr(), *parameters, *places)] for part in packed], dtype=torch.int64, device=rows.device
+        ),
         "owners": torch.zeros(units, dtype=torch.int32, device=rows.device),
         "tensors": (packed, scale, zero),
     }

@@ -26,9 +26,11 @@ def cpu() -> bool:
     device = torch.device("cpu")
     books = torch.zeros(9, 256, dtype=torch.float32, device=device)
     for width in WIDTHS[1:]:
-        books[width, : 2**width] = torch.linspace(-2, 2, 2**width, device=device)
+        books[width, : 2**width] = torch.linspace(-2, 2, 2**width, dtype=torch.float32, device=device)
     count = sum(COUNTS)
-    labels = torch.repeat_interleave(torch.arange(3, device=device), torch.tensor(COUNTS, device=device))
+    labels = torch.repeat_interleave(
+        torch.arange(3, device=device), torch.tensor(COUNTS, dtype=torch.int64, device=device)
+    )
     places = torch.arange(count, device=device)
     classes = torch.stack([labels[places * 37 % count], labels[places * 61 % count]]).to(torch.uint8)
     coded_at = classes.argsort(dim=-1, stable=True).argsort(dim=-1)[..., None].expand(2, count, 20)
@@ -53,7 +55,14 @@ def cpu() -> bool:
             query, [sequence], [lying], tails[0], tails[1], books, 9, [0], [least], size, epsilon, top_p
         )
         expected = reference.attention(
-            query, stored, units, torch.tensor([least], device=device), least, epsilon, top_p, basis=bases[0][None]
+            query,
+            stored,
+            units,
+            torch.tensor([least], dtype=torch.int64, device=device),
+            least,
+            epsilon,
+            top_p,
+            basis=bases[0][None],
         )
         near = torch.allclose(found.output, expected.output, rtol=0, atol=1e-5 * float(old.abs().max()))
         if not near or not torch.equal(found.tokens, expected.tokens):

@@ -14,7 +14,7 @@ def cpu() -> bool:
     """Compare order, choice and sums of the compiled loop."""
     from . import cpu as compiled
 
-    W, k = whole_weights(torch.device("cpu")), torch.tensor(STEPS, device="cpu")
+    W, k = whole_weights(torch.device("cpu")), torch.tensor(STEPS, dtype=torch.int64, device="cpu")
     every = torch.ones(W.shape[:2], dtype=torch.bool, device="cpu")
     scores = W.diagonal(dim1=-2, dim2=-1).clone()
     found, expected = compiled.greedy_order(W, scores, every, k, max(STEPS)), greedy_order(W, scores, k, max(STEPS))
@@ -25,7 +25,7 @@ def gpu(device: torch.device) -> bool:
     """Compare order and sums of Triton's kernel."""
     from . import gpu as on_chip
 
-    W, k = whole_weights(device), torch.tensor(STEPS, device=device)
+    W, k = whole_weights(device), torch.tensor(STEPS, dtype=torch.int64, device=device)
     scores = W.diagonal(dim1=-2, dim2=-1).clone()
     found, expected = on_chip.greedy_order(W, scores, k, max(STEPS)), greedy_order(W, scores, k, max(STEPS))
     return torch.equal(found.order, expected.order) and torch.equal(found.rise, expected.rise)

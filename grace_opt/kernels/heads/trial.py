@@ -21,15 +21,17 @@ def cpu() -> bool:
     levels = torch.zeros(9, 256, dtype=torch.float32, device=device)
     edges = torch.full((9, 255), torch.inf, dtype=torch.float32, device=device)
     for width in WIDTHS[1:]:
-        levels[width, : 2**width] = torch.linspace(-2, 2, 2**width, device=device)
+        levels[width, : 2**width] = torch.linspace(-2, 2, 2**width, dtype=torch.float32, device=device)
         edges[width, : 2**width - 1] = (levels[width, 1 : 2**width] + levels[width, : 2**width - 1]) / 2
     books = Codebooks(levels, edges, 8)
     costs = torch.tensor(
-        [[width * (-(-n // 8) * 8) + 16 * (width > 0) for width in WIDTHS] for n in COUNTS], device=device
+        [[width * (-(-n // 8) * 8) + 16 * (width > 0) for width in WIDTHS] for n in COUNTS],
+        dtype=torch.int64,
+        device=device,
     )
     errors = torch.tensor([4.0**-width for width in WIDTHS], dtype=torch.float64, device=device)
     tables = Tables(
-        torch.tensor(COUNTS, device=device),
+        torch.tensor(COUNTS, dtype=torch.int64, device=device),
         costs.double(),
         torch.tensor(WIDTHS, dtype=torch.uint8, device=device),
         errors,

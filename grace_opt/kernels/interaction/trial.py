@@ -13,7 +13,9 @@ def gpu(device: torch.device) -> bool:
     from . import gpu as on_chip
 
     queries, keys = draw(device, 2, 4, 70, 40), draw(device, 2, 2, 700, 40)
-    valid = torch.arange(700, device=device).expand(2, -1) >= torch.tensor([[0], [90]], device=device)
+    valid = torch.arange(700, device=device).expand(2, -1) >= torch.tensor(
+        [[0], [90]], dtype=torch.int64, device=device
+    )
     good = True
     for dtype in (torch.float32, torch.float16):
         q, k = queries.to(dtype), keys.to(dtype)

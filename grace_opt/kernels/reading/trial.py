@@ -27,7 +27,7 @@ def cpu() -> bool:
     counts = torch.full((2, 76), 4, dtype=torch.int32, device=device)
     counts[:, 0] = 1
     pages = PageRanges(4, 1, lower, upper, counts, reach)
-    least = torch.tensor([20, 31], device=device)
+    least = torch.tensor([20, 31], dtype=torch.int64, device=device)
     stored = Stored(keys, kept, sinks, tail, old, new)
     cases: list[tuple[Units, dict[str, Any]]] = [
         (pages, {}), (channels, {}), (channels, {"top_p": 0.7}), (pages, {"epsilon": 0.3}), (channels, {"epsilon": 0.2})
@@ -37,7 +37,7 @@ def cpu() -> bool:
         expected = reference.attention(query, stored, units, least, 31, **more)
         if not _agree(found, expected):
             return False
-    real = torch.arange(301, device=device) >= torch.tensor([[0], [100]], device=device)
+    real = torch.arange(301, device=device) >= torch.tensor([[0], [100]], dtype=torch.int64, device=device)
     mask = torch.nn.functional.pad(real, (3, 17), value=True)[:, None, None]
     tables = HashTables.of(keys, real, 9, 5, 0.9, seed=0, layer=0)
     found, expected = (attend(query, stored, tables, mask) for attend in (sampled_host.read_sample, sampled.attention))

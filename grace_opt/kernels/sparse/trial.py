@@ -23,7 +23,7 @@ def cpu() -> bool:
     edges, start = csr_array(W), np.arange(n) < K
     graph = Graph(edges.indptr.astype(np.int64), edges.indices.astype(np.int32), edges.data, np.zeros(n))
     dense, free = torch.from_numpy(W)[None], torch.ones(1, n, dtype=torch.bool, device="cpu")
-    k = torch.tensor([K], device="cpu")
+    k = torch.tensor([K], dtype=torch.int64, device="cpu")
     rises = reference.greedy_order(dense, reference.first_scores(dense, free), k, K).order
     drops = reference.greedy_order(dense, removal_scores(dense, free), k, K).order
     local, tabu = Exchanges(graph, start.copy()), TabuSearch(graph, start, 100, 1, np.ones(1, np.uint64))
