@@ -23,6 +23,7 @@ from ._util.arrays import count_true
 from ._util.json_values import to_json_text, to_jsonable
 from .errors import SolverError
 from .problem import Problem
+from .problem.steps import largest_power_of_two
 
 #: f - bound at most this times |f| counts as proved.
 OPTIMALITY_RTOL = 1e-9
@@ -30,7 +31,7 @@ OPTIMALITY_RTOL = 1e-9
 ROUNDING = 64.0
 #: If |f| is less than this times Σ|W_ij| over the chosen entries, gaps are relative to that product instead.
 GAP_FLOOR = 1e-9
-#: Up to here, float64 has every integer and every half.
+#: Up to so many units, float64 has every multiple and every half.
 MAX_INTEGER_WITH_HALVES = 2.0**52
 #: A bound within one step of a whole-number f proves it, less this share of the step.
 STEP_MARGIN = 1e-6
@@ -272,12 +273,13 @@ def tolerance(problem: Problem, mask: Tensor, objective: Tensor) -> Tensor:
     """How far a bound may lie below f and still prove it optimal, per instance.
 
     ``max(1e-9 |f|, 64 n eps Σ|W_ij|)`` with the sum over the chosen entries: unchosen weights do not widen it. For
-    whole-number dtypes a whole step, less a millionth, as long as f is exact; beyond that, zero.
+    whole-number dtypes a whole step (`Problem.step`), less a millionth, as long as f is exact; beyond that, zero.
     """
     if problem.integer:
-        return torch.full_like(objective, 1.0 - STEP_MARGIN).masked_fill_(
-            objective.abs() >= MAX_INTEGER_WITH_HALVES, 0.0
-        )
+        step = problem.step.reshape(objective.shape)
+        unit = torch.tensor([*map(largest_power_of_two, step.flatten().tolist())], dtype=step.dtype, device=step.device)
+        exact = objective.abs() < MAX_INTEGER_WITH_HALVES * unit.reshape(step.shape)
+        return torch.where(exact, (1.0 - STEP_MARGIN) * step, 0.0)
     return torch.maximum(OPTIMALITY_RTOL * objective.abs(), rounding(problem, mask))
 
 
