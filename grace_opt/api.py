@@ -115,8 +115,8 @@ def solve(
     -------
     Solution
         numpy in, numpy out; torch in, torch out on the same device. Its status is Status.OPTIMAL if objective and bound
-        are equal within 1e-9 of ``|objective|``, or within its rounding if that is more; of whole numbers within less
-        than 1, and beyond 2⁵² exactly.
+        are equal within 1e-9 of ``|objective|``, or within its rounding if that is more; of integers within less than
+        a step, such as 1 (`Problem.step`), and beyond 2⁵² units exactly. All of it is the same for any multiple of W.
 
     Raises
     ------

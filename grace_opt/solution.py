@@ -42,7 +42,7 @@ class Status(enum.Enum):
     """How much is known about one instance's answer; the value explains it in words.
 
     OPTIMAL takes objective and bound for equal within 1e-9 of ``|objective|``, or within its rounding if that is more.
-    Whole numbers: within less than 1, and beyond 2⁵² exactly.
+    Integers: within less than a step, such as 1 (`Problem.step`), and beyond 2⁵² units exactly.
     """
 
     OPTIMAL = "proved optimal: the objective equals its certified bound, up to rounding"

@@ -25,6 +25,7 @@ from .._util.arrays import backend_of, to_float_tensor
 from ..errors import ProblemError
 from ..kernels.columns.source import EPS, EXACT, ColumnWeights, blocks
 from .factors import RANGE, Given, Term, read_terms
+from .steps import common_divisor
 
 
 class Factored(ColumnWeights):

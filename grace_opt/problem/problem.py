@@ -206,8 +206,8 @@ class Problem:
         if self.weights is not None:
             return self.weights.step(self.candidates)
         flat = self.flatten()
-        whole, alive = flat.W.detach().to("cpu").double().numpy(), flat.candidates.cpu().numpy()
-        found = [_step_of(W if chosen.all() else W[np.ix_(chosen, chosen)]) for W, chosen in zip(whole, alive, strict=True)]
+        each = zip(flat.W.detach().to("cpu").double().numpy(), flat.candidates.cpu().numpy(), strict=True)
+        found = [_step_of(W if alive.all() else W[np.ix_(alive, alive)]) for W, alive in each]
         return torch.tensor(found, dtype=torch.float64, device=self.W.device).reshape(self.batch_shape)
 
     def flatten(self) -> Problem:

@@ -39,7 +39,6 @@ from ..kernels.weights import Weights
 from .problem import Problem
 from .sparse import SparseWeights
 
-
 #: The last digit of the second part of a shift, relative to that of the first.
 LAST_DIGIT = 2.0**-16
 
