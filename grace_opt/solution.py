@@ -36,6 +36,8 @@ MAX_INTEGER_WITH_HALVES = 2.0**52
 #: A bound within one step of a whole-number f proves it, less this share of the step.
 STEP_MARGIN = 1e-6
 _EPS = torch.finfo(torch.float64).eps
+#: How far a bound may lie above f, relative to it: the last digits of both.
+LAST_DIGITS = 8 * _EPS
 
 
 class Status(enum.Enum):
@@ -291,6 +293,11 @@ def rounding(problem: Problem, mask: Tensor) -> Tensor:
 def proved(problem: Problem, mask: Tensor, objective: Tensor, lower_bound: Tensor) -> Tensor:
     """Whether each objective is proved optimal by its bound, to `tolerance`."""
     return objective - lower_bound <= tolerance(problem, mask, objective)
+
+
+def contradicted(lower_bound: Tensor, objective: Tensor) -> Tensor:
+    """Whether a known choice has a smaller f than a bound allows, last digits aside: the bound is wrong."""
+    return lower_bound > objective + LAST_DIGITS * objective.abs()
 
 
 def relative_gap(problem: Problem, mask: Tensor, objective: Tensor, lower_bound: Tensor) -> Tensor:
