@@ -15,7 +15,7 @@ from bench.provenance import NONE, refuse
 from bench.report import Page, read_results, table, write_results
 from bench.solvers.evidence import Evidence, Row, median, proved, read_all, seconds
 from bench.solvers.figure import dots, draw
-from bench.solvers.peers import PEERS
+from bench.solvers.peers import FREE_LICENCES, PEERS
 from bench.solvers.suites import SUITES
 from bench.solvers.tables import FOLDED, MEANINGS, NAMES, OURS, PROVING, TABLES, Line
 from grace_opt.errors import OptionError
@@ -150,6 +150,12 @@ def _counted(value: dict[str, Any]) -> list[str]:
         "time limit.",
         "",
         "f is recomputed from the vertices in float64. A proof counts only if the solver's bound agrees with that f.",
+        "",
+        "Other solvers get W times a number: integers as small as possible, or f about 1000, since their tolerances "
+        "are absolute ([what they claim otherwise](scales.md)). CP-SAT gets integers; what rounding W to them can cost, "
+        "half a unit for each of k² weights, is taken off its bound.",
+        "",
+        f"Free licences allow: {'; '.join(FREE_LICENCES.values())}.",
         "",
     ]
     if value["captured"]:

@@ -34,7 +34,7 @@ def proofs(evidence: Evidence) -> list[Line]:
             line: Line = {"instances": TITLES[suite], "n": n}
             for method in (OURS, *EXACT):
                 rows = [row for row in evidence.of_method(suite, method) if row["n"] == n]
-                line[f"{NAMES[method]}: proved"] = f"{len(proved(rows))}/{len(rows)}" if rows else None
+                line[f"{NAMES[method]}: proved"] = _proved_of(rows) if rows else None
                 line[f"{NAMES[method]}: median s"] = _took(rows)
             found.append(line)
     return _without_empty(found)
@@ -182,6 +182,7 @@ def everything(evidence: Evidence) -> list[Line]:
                 "method": method,
                 "cases": len(rows),
                 "proved": len(proved(rows)),
+                "contradicted": sum(row["status"] == "contradicted" for row in rows),
                 "refused or failed": sum(row["status"] in ("refused", "failed") for row in rows),
                 "median s": median(times),
                 "max s": max(times, default=math.nan),
@@ -207,7 +208,8 @@ TABLES: dict[str, tuple[str, Callable[[Evidence], list[Line]]]] = {
 FOLDED = ("limits", "everything")
 #: What the columns of each table mean.
 MEANINGS = {
-    "proofs": "How many optima each solver proved, and its median time per instance.",
+    "proofs": "How many optima each solver proved, and its median time per instance. *Contradicted*: its bound, or the "
+    "set that it called optimal, weighs more than a set that another solver found.",
     "heuristics": "*Optimal*: answers that equal the proved optimum. *Above %*: how much larger f is than the optimum.",
     "certificates": "*Gap*: how far the bound lies below the proved optimum, in percent of it; smaller is better. "
     "*Above the optimum*: number of wrong bounds; it must be 0.",
@@ -221,6 +223,11 @@ MEANINGS = {
     'by `stats["time"]`, which does not include the checks of the input.',
     "everything": "*Late*: as above. *Median nodes*: of the search tree.",
 }
+
+
+def _proved_of(rows: list[Row]) -> str:
+    wrong = sum(row["status"] == "contradicted" for row in rows)
+    return f"{len(proved(rows))}/{len(rows)}" + f", {wrong} contradicted" * bool(wrong)
 
 
 def _took(rows: list[Row]) -> float | None:
