@@ -30,7 +30,7 @@ from .problem import Problem, Reduction, SparseWeights
 from .registry import MethodOptions, SolverSpec
 from .registry.result_checks import bound_within_rounding
 from .run import Progress, Run, checked_seed
-from .solution import Result, Solution, Status, check_mask, labels_of, proved, relative_gap
+from .solution import Result, Solution, Status, check_mask, contradicted, labels_of, proved, relative_gap
 
 #: Seconds that `compare` gives each method if neither methods nor a limit were given.
 DEFAULT_COMPARE_SECONDS = 10.0
@@ -115,8 +115,8 @@ def solve(
     -------
     Solution
         numpy in, numpy out; torch in, torch out on the same device. Its status is Status.OPTIMAL if objective and bound
-        are equal within 1e-9 of ``|objective|``, or within its rounding if that is more; of whole numbers within less
-        than 1, and beyond 2⁵² exactly.
+        are equal within 1e-9 of ``|objective|``, or within its rounding if that is more; of integers within less than
+        a step, such as 1 (`Problem.step`), and beyond 2⁵² units exactly. All of it is the same for any multiple of W.
 
     Raises
     ------
@@ -396,8 +396,9 @@ def _certify(problem: Problem, answers: Sequence[_Answer], level: str | None, ru
     for answer in answers:
         better = answer.value < value
         masks[better], value[better] = answer.result.mask[better], answer.value[better]
-        if answer.bound is not None:
-            best = torch.maximum(best, answer.bound)
+    for answer in answers:
+        if answer.bound is not None:  # a wrong one, of another package's method, must not become everybody's
+            best = torch.maximum(best, answer.bound.masked_fill(contradicted(answer.bound, value), -math.inf))
     done = any(answer.result.certified in (level, bounds.LEVELS[-1]) for answer in answers)
     rows = (~proved(flat, masks, value, best) & ~(done & best.isfinite())).nonzero().squeeze(-1)
     if len(rows):
@@ -405,7 +406,8 @@ def _certify(problem: Problem, answers: Sequence[_Answer], level: str | None, ru
         found = bounds.certificate(flat.instances(rows), level, incumbent=masks[rows], run=run)
         best[rows] = torch.maximum(best[rows], found)
     for answer in answers:
-        answer.bound = best
+        own = answer.bound
+        answer.bound = best if own is None else torch.where(contradicted(own, value), own, best)
 
 
 def _finish(reduction: Reduction, answer: _Answer) -> Solution:

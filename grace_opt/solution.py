@@ -23,6 +23,7 @@ from ._util.arrays import count_true
 from ._util.json_values import to_json_text, to_jsonable
 from .errors import SolverError
 from .problem import Problem
+from .problem.steps import largest_power_of_two
 
 #: f - bound at most this times |f| counts as proved.
 OPTIMALITY_RTOL = 1e-9
@@ -30,18 +31,20 @@ OPTIMALITY_RTOL = 1e-9
 ROUNDING = 64.0
 #: If |f| is less than this times Σ|W_ij| over the chosen entries, gaps are relative to that product instead.
 GAP_FLOOR = 1e-9
-#: Up to here, float64 has every integer and every half.
+#: Up to so many units, float64 has every multiple and every half.
 MAX_INTEGER_WITH_HALVES = 2.0**52
 #: A bound within one step of a whole-number f proves it, less this share of the step.
 STEP_MARGIN = 1e-6
 _EPS = torch.finfo(torch.float64).eps
+#: How far a bound may lie above f, relative to it: the last digits of both.
+LAST_DIGITS = 8 * _EPS
 
 
 class Status(enum.Enum):
     """How much is known about one instance's answer; the value explains it in words.
 
     OPTIMAL takes objective and bound for equal within 1e-9 of ``|objective|``, or within its rounding if that is more.
-    Whole numbers: within less than 1, and beyond 2⁵² exactly.
+    Integers: within less than a step, such as 1 (`Problem.step`), and beyond 2⁵² units exactly.
     """
 
     OPTIMAL = "proved optimal: the objective equals its certified bound, up to rounding"
@@ -272,12 +275,13 @@ def tolerance(problem: Problem, mask: Tensor, objective: Tensor) -> Tensor:
     """How far a bound may lie below f and still prove it optimal, per instance.
 
     ``max(1e-9 |f|, 64 n eps Σ|W_ij|)`` with the sum over the chosen entries: unchosen weights do not widen it. For
-    whole-number dtypes a whole step, less a millionth, as long as f is exact; beyond that, zero.
+    whole-number dtypes a whole step (`Problem.step`), less a millionth, as long as f is exact; beyond that, zero.
     """
     if problem.integer:
-        return torch.full_like(objective, 1.0 - STEP_MARGIN).masked_fill_(
-            objective.abs() >= MAX_INTEGER_WITH_HALVES, 0.0
-        )
+        step = problem.step.reshape(objective.shape)
+        unit = torch.tensor([*map(largest_power_of_two, step.flatten().tolist())], dtype=step.dtype, device=step.device)
+        exact = objective.abs() < MAX_INTEGER_WITH_HALVES * unit.reshape(step.shape)
+        return torch.where(exact, (1.0 - STEP_MARGIN) * step, 0.0)
     return torch.maximum(OPTIMALITY_RTOL * objective.abs(), rounding(problem, mask))
 
 
@@ -289,6 +293,11 @@ def rounding(problem: Problem, mask: Tensor) -> Tensor:
 def proved(problem: Problem, mask: Tensor, objective: Tensor, lower_bound: Tensor) -> Tensor:
     """Whether each objective is proved optimal by its bound, to `tolerance`."""
     return objective - lower_bound <= tolerance(problem, mask, objective)
+
+
+def contradicted(lower_bound: Tensor, objective: Tensor) -> Tensor:
+    """Whether a known choice has a smaller f than a bound allows, last digits aside: the bound is wrong."""
+    return lower_bound > objective + LAST_DIGITS * objective.abs()
 
 
 def relative_gap(problem: Problem, mask: Tensor, objective: Tensor, lower_bound: Tensor) -> Tensor:

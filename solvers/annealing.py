@@ -251,8 +251,8 @@ def temperature_accepting(changes: npt.NDArray[np.float64], share: float) -> flo
     0.5
     """
     up = changes[changes > 0]
-    if not len(up):
-        return 1.0
+    if not len(up):  # f cannot rise from here: any temperature will do that grows with W
+        return float(np.abs(changes).max(initial=0.0)) or 1.0
     largest = float(up.max())
     down, low, high = -up / largest, 1e-18, 1e3
     for _ in range(100):
@@ -260,4 +260,4 @@ def temperature_accepting(changes: npt.NDArray[np.float64], share: float) -> flo
         low, high = (low, middle) if np.exp(down / middle).mean() > share else (middle, high)
         if (low, high) == before:  # no number lies between them: the rest would change nothing
             break
-    return max(high * largest, 1e-300)
+    return max(high * largest, float(np.finfo(np.float64).smallest_subnormal))

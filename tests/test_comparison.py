@@ -425,6 +425,31 @@ def test_verify_finds_methods_that_contradict_each_other(register):
     assert low.verify() is low
 
 
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("certify", [False, True])
+def test_a_wrong_claim_is_marked_and_nobody_takes_it_over(register, maximize, certify):
+    """With certify=, all answers get the best bound: a wrong one made THINK's set "optimal" beside a better one."""
+
+    def boasts(problem, options, run):
+        mask = first(problem, options, run).mask
+        return Result(mask, lower_bound=torch.full((len(mask),), 6.5 if not maximize else -5.5, dtype=torch.float64))
+
+    register("boasts", boasts, batched=True)
+    W = np.array([[4.0, -0.5, -2.0], [-0.5, 4.0, 0.0], [-2.0, 0.0, 5.0]])  # 7 is f of the first two, 5 and 9 the best
+    W = W if not maximize else 11 * np.eye(3) / 2 - W  # 4 of the first two, 6 and 2 of the others
+    all_ = compare(W, 2, ["boasts", "think", "exhaustive"], certify=certify, maximize=maximize)
+    assert [row["contradicted"] for row in all_.rows()] == [True, False, False]
+    assert all_["think"].status is not Status.OPTIMAL
+    lines = str(all_).splitlines()
+    assert "contradicted" in lines[2]
+    assert not any("contradicted" in line for line in lines[3:5])
+    assert "contradicted by another's answer: boasts" in " ".join(str(all_).split())
+    with pytest.raises(SolverError, match="boasts claims"):
+        all_.verify()
+    batch = compare(np.stack([W, W]), 2, ["boasts", "exhaustive"], certify=certify, maximize=maximize)
+    assert "2 contradicted" in str(batch)
+
+
 def test_empty():
     none = Comparison((), {})
     assert len(none) == 0

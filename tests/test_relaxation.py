@@ -14,7 +14,7 @@ from grace_opt import GraceError, Problem, bounds, solve
 from grace_opt.bounds import fixing
 from grace_opt.bounds.dnn import DnnMultipliers, dnn_relaxation
 from grace_opt.bounds.qcr import linear_term, qcr_relaxation, solve_relaxation
-from grace_opt.bounds.subproblem import Subproblem, objective_step, sums_are_exact
+from grace_opt.bounds.subproblem import Subproblem, sums_are_exact
 from grace_opt.instances.generators import attention, k_cluster
 from grace_opt.kernels.relaxation import cpu as compiled
 from grace_opt.kernels.search import cpu as nodes
@@ -165,12 +165,17 @@ def test_multipliers_are_restricted_entry_by_entry_and_go_on_from_there():
     assert cold.bound < warm.bound <= optimum(small)
 
 
+def without_steps(W):
+    """Weights like those of a graph, with no number to round bounds up to: 1.1 and a third of 1e-9 have no divisor."""
+    return W * 1.1 + np.eye(len(W)) * 1e-9 / 3
+
+
 def test_products_of_pairs_close_most_of_the_gap_of_the_diagonal():
     """On random graphs the diagonal leaves a gap several times as wide."""
     for seed in range(3):
         graph = k_cluster(16, seed, k=6)
-        problem = Problem.of(graph.W.astype(float) * 1.1, graph.k).flatten()  # no whole steps to round up to
-        best = float(solve(graph.W, graph.k, "exhaustive").objective) * 1.1
+        problem = Problem.of(without_steps(graph.W), graph.k).flatten()
+        best = float(solve(without_steps(graph.W), graph.k, "exhaustive").objective)
         plain, qcr, dnn = (float(b(problem)) for b in (bounds.plain_bound, bounds.qcr_bound, bounds.dnn_bound))
         assert plain <= qcr + 1e-9
         assert best - dnn < 0.5 * (best - qcr)
@@ -180,7 +185,7 @@ def test_products_of_pairs_close_most_of_the_gap_of_the_diagonal():
 def test_the_multipliers_come_near_what_a_semidefinite_solver_proves():
     pytest.importorskip("cvxpy")
     graph = k_cluster(12, 0, k=5)
-    W = graph.W.astype(float) * 1.1
+    W = without_steps(graph.W)
     theirs = solve(W, graph.k, "sdp", relaxation="rlt", solver="clarabel")
     ours = float(bounds.dnn_bound(Problem.of(W, graph.k).flatten()))
     assert ours == pytest.approx(float(theirs.lower_bound), rel=0.02)
@@ -480,7 +485,7 @@ def test_the_step_divides_every_difference(n, seed, factor):
     rng = np.random.default_rng(seed)
     W = np.triu(rng.integers(-3, 4, (n, n)) * factor)
     W = (W + np.triu(W, 1).T).astype(float)
-    step = objective_step(Problem.of(W, 1))
+    step = Problem.of(W, 1).step
     values = [oracle.objective(W, S) for k in range(n + 1) for S in itertools.combinations(range(n), k)]
     if W.any():
         assert step >= factor
@@ -489,15 +494,16 @@ def test_the_step_divides_every_difference(n, seed, factor):
         assert step == 0
 
 
-def test_no_step_where_objectives_are_no_whole_numbers():
-    assert objective_step(Problem.of([[0.5, 0.0], [0.0, 1.0]], 1)) == 0
+def test_no_step_where_objectives_are_no_multiples():
+    assert Problem.of([[0.5, 0.0], [0.0, 1.0]], 1).step == 0.5
+    assert Problem.of([[0.1, 0.0], [0.0, 1.0]], 1).step == 0
     large = Problem.of([[1.0, 0.0], [0.0, 2.0**51]], 1)
-    assert objective_step(large) == 1
+    assert large.step == 1
     assert not sums_are_exact(large)
-    assert objective_step(Problem.of([[1.0, 0.0], [0.0, 2.0**60]], 1)) == 0
-    assert objective_step(Problem.of([[2.0, 0.0], [0.0, 2.0**60]], 1, protected=[1])) == 2
-    assert objective_step(Problem.of([[0, -3], [-3, 0]], 1)) == 6  # f holds every edge twice
-    assert objective_step(Problem.of(np.eye(3, dtype=np.float32) * 4, 1)) == 4
+    assert Problem.of([[1.0, 0.0], [0.0, 2.0**60]], 1).step == 0
+    assert Problem.of([[2.0, 0.0], [0.0, 2.0**60]], 1, protected=[1]).step == 2
+    assert Problem.of([[0, -3], [-3, 0]], 1).step == 6  # f holds every edge twice
+    assert Problem.of(np.eye(3, dtype=np.float32) * 4, 1).step == 4
 
 
 TIGHT = {"row": bounds.row_bound, "qcr": bounds.qcr_bound, "dnn": bounds.dnn_bound, "tight": bounds.tight_bound}

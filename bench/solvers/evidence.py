@@ -66,6 +66,7 @@ class Evidence:
         known = {f"{name}/{one.file}": target(name, one) for name in COLLECTIONS for one in published(name)}
         optimum: dict[Key, float] = {}
         rows = merge(records)
+        mark_contradicted(rows)
         for row in rows:
             if row["status"] == "proved":
                 optimum[key(row)] = min(row["objective"], optimum.get(key(row), math.inf))
@@ -109,9 +110,9 @@ class Evidence:
                 continue
             best = min(solved, key=lambda row: float(row["objective"]))
             tolerance = max(row["tolerance"] for row in solved)
-            both += len({row["method"] for row in solved if row["status"] == "proved"}) > 1
+            both += len({row["method"] for row in solved if said(row) == "proved"}) > 1
             claims = [(row["method"], row["bound"]) for row in rows if row.get("bound") is not None]
-            claims += [(f"{row['method']} (proved)", row["objective"]) for row in solved if row["status"] == "proved"]
+            claims += [(f"{row['method']} (proved)", row["objective"]) for row in solved if said(row) == "proved"]
             for method, claim in claims:
                 if claim > best["objective"] + tolerance:
                     found.append(
@@ -122,7 +123,7 @@ class Evidence:
                 if best["objective"] < f:
                     found.append(f"{case}: {best['method']} is below the published optimum {f:g}")
                 for row in solved:
-                    if row["status"] == "proved" and row["objective"] != f:
+                    if said(row) == "proved" and row["objective"] != f:
                         found.append(f"{case}: {row['method']} proves {row['objective']!r}, published {f:g}")
         return both, found
 
@@ -152,6 +153,29 @@ class Evidence:
             return math.nan
         best, tolerance = self.known[row["case"]]
         return excess(row["objective"], best, tolerance)
+
+
+def mark_contradicted(rows: Iterable[Row]) -> None:
+    """Give rows the status "contradicted" whose bound, or proved set, weighs more than a known set does.
+
+    What they had said stays as ``row["said"]``.
+    """
+    rows = list(rows)
+    best: dict[Key, float] = {}
+    allowed: dict[Key, float] = {}
+    for row in rows:
+        if row.get("objective") is not None:
+            best[key(row)] = min(row["objective"], best.get(key(row), math.inf))
+            allowed[key(row)] = max(row["tolerance"], allowed.get(key(row), 0.0))
+    for row in rows:
+        claims = [row.get("bound"), row.get("objective") if row["status"] == "proved" else None]
+        if key(row) in best and any(c is not None and c > best[key(row)] + allowed[key(row)] for c in claims):
+            row |= {"said": row["status"], "status": "contradicted"}
+
+
+def said(row: Row) -> str:
+    """Return a row's status as its solver had it, contradicted or not."""
+    return str(row.get("said") or row["status"])
 
 
 def key(row: Row) -> Key:

@@ -2,17 +2,19 @@
 
 Each function takes ``(W, k, limit, seed)`` and returns a dict: ``status`` ("proved", "limit", "refused" or "failed"),
 ``indices``, ``claimed`` (the objective it states), ``bound``, ``time`` (its own search, without building the model),
-``nodes``, ``message``. W is multiplied by a power of two (`in_scale`), because their absolute tolerances suppose
-objectives of ordinary size, and "proved" means the same as ours: f - bound at most 1e-9 max(|f|, trace W), or less
-than one step for integer W. ``pip install ".[peers]"``; ortools and highspy cannot share a process. CPLEX, COPT and
-Xpress are in `bench.solvers.editions`.
+``nodes``, ``message``. W is scaled (`in_scale`), because their absolute tolerances suppose objectives of ordinary size
+(`bench.scales` shows what they claim without), and "proved" means the same as ours: f - bound at most
+1e-9 max(|f|, trace W), or less than one step for integer W. ``pip install ".[peers]"``; ortools and highspy cannot
+share a process. CPLEX, COPT and Xpress are in `bench.solvers.editions`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ import numpy.typing as npt
 
 from bench.solvers import editions
 from bench.solvers.editions import Edition, OverLimitError
+from grace_opt.problem.steps import common_divisor
 
 Array = npt.NDArray[Any]
 Answer = dict[str, Any]
@@ -35,18 +38,48 @@ FREE_LIMITS = {
 }
 #: Solvers state bounds beyond this where they have none.
 INFINITE = 1e19
+#: Integers no larger than this are given as they are.
+LARGEST_INTEGER = 2.0**31
+_given = ContextVar("given", default=False)
+
+
+@contextmanager
+def as_given() -> Iterator[None]:
+    """A block in which solvers get W as it is: to see what they claim then."""
+    token = _given.set(True)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def typical(W: Array, k: int) -> float:
+    """About how large f is: the k smallest ``|W_ii|``, or where they are 0, the mean ``|W_ij|`` times k²."""
+    return float(np.sort(np.abs(np.diag(W)))[:k].sum()) or float(np.abs(W).mean()) * k * k
 
 
 def in_scale(W: Array, k: int) -> tuple[Array, float]:
-    """W in float64 times a power of two that brings the k smallest ``|W_ii|`` to a sum of about 1000; and that power.
+    """W in float64 times a number, and that number: integers where that is possible, else of `typical` size 1000.
 
-    Integer W stays as it is.
+    Integers times any number become integers without a common divisor; other W is multiplied by a power of two, which
+    is exact. Divide objectives and bounds by the number.
+
+    Examples
+    --------
+    >>> in_scale(np.array([[0.0, -1e-7], [-1e-7, 0.0]]), 2)[0].tolist()
+    [[0.0, -1.0], [-1.0, 0.0]]
+    >>> A, scale = in_scale(np.diag([1e-7, 2.1e-7]), 1)
+    >>> scale == 2.0**33, float(A[0, 0])
+    (True, 858.9934592)
     """
     W = W.astype(np.float64)
-    if (np.rint(W) == W).all():
+    if _given.get():
         return W, 1.0
-    usual = float(np.sort(np.abs(np.diag(W)))[:k].sum())
-    scale = 2.0 ** round(math.log2(1000.0 / usual)) if usual > 0 else 1.0
+    unit = common_divisor(W)
+    if unit and np.abs(W).max() < LARGEST_INTEGER * unit and math.isfinite(1 / unit):
+        return W / unit, 1 / unit
+    usual = typical(W, k)
+    scale = math.ldexp(1.0, min(1023, round(math.log2(1000.0) - math.log2(usual)))) if usual > 0 else 1.0
     return W * scale, scale
 
 
@@ -104,17 +137,20 @@ def scip(W: Array, k: int, limit: float, seed: int) -> Answer:
 
 
 def cpsat(W: Array, k: int, limit: float, seed: int) -> Answer:
-    """Products as Booleans; W scaled to integers so large that rounding it costs less than the tolerance."""
+    """Products as Booleans; W scaled to integers so large that rounding it costs less than the tolerance.
+
+    CP-SAT itself rounds weights that are no integers, and calls optimal what is so within 1e-4.
+    """
     from ortools.sat.python import cp_model
 
-    A = W.astype(np.float64)
-    integer = bool((np.rint(A) == A).all())
+    A, unscaled = in_scale(W, k)
+    integer = bool((np.rint(A) == A).all()) or _given.get()
     scale = 1.0 if integer else 2.0 ** math.floor(50 - math.log2(float(np.abs(A).sum())))
-    C = np.rint(A * scale).astype(np.int64)
+    C = A if _given.get() else np.rint(A * scale).astype(np.int64)
     model, n = cp_model.CpModel(), len(A)
     x = [model.new_bool_var(f"x{i}") for i in range(n)]
     model.add(sum(x) == k)
-    terms, weights = list(x), [int(C[i, i]) for i in range(n)]
+    terms, weights = list(x), C.diagonal().tolist()
     for i, j in _edges(A):
         y = model.new_bool_var(f"y{i},{j}")
         if C[i, j] < 0:
@@ -123,7 +159,7 @@ def cpsat(W: Array, k: int, limit: float, seed: int) -> Answer:
         else:
             model.add_bool_or(y, x[i].negated(), x[j].negated())
         terms.append(y)
-        weights.append(2 * int(C[i, j]))
+        weights.append(2 * C[i, j].item())
     model.minimize(cp_model.LinearExpr.weighted_sum(terms, weights))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers, solver.parameters.max_time_in_seconds = 1, limit
@@ -133,15 +169,15 @@ def cpsat(W: Array, k: int, limit: float, seed: int) -> Answer:
     known = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     if not known and status != cp_model.UNKNOWN:
         return {"status": "failed", "message": solver.status_name(status)}
-    # What rounding W to integers can have cost is taken off the bound.
+    # What rounding W to integers can have cost is taken off the bound: half a unit for each of k² weights.
     rounding = 0.0 if integer else 0.5 * k * k / scale
     found = {
         "time": solver.wall_time,
         "nodes": solver.num_branches,
-        "bound": solver.best_objective_bound / scale - rounding,
+        "bound": (solver.best_objective_bound / scale - rounding) / unscaled,
     }
     values = np.array([solver.value(v) for v in x], float) if known else None
-    return _answer(status == cp_model.OPTIMAL, found, values, A, 1.0)
+    return _answer(status == cp_model.OPTIMAL, found, values, A, unscaled)
 
 
 def highs(W: Array, k: int, limit: float, seed: int) -> Answer:

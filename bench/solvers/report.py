@@ -159,6 +159,10 @@ def _counted(value: dict[str, Any]) -> list[str]:
         "",
         "f is recomputed from the vertices in float64. A proof counts only if the solver's bound agrees with that f.",
         "",
+        "Other solvers get W times a number: integers as small as possible, or f about 1000, since their tolerances "
+        "are absolute ([what they claim otherwise](scales.md)). CP-SAT gets integers; what rounding W to them can cost "
+        "(half a unit for each of k² weights) is taken off its bound.",
+        "",
     ]
     lines += free_limits(value["versions"])
     if value["captured"]:

@@ -201,6 +201,7 @@ def everything(evidence: Evidence) -> list[Line]:
                 "method": method,
                 "cases": len(rows),
                 "proved": len(proved(rows)),
+                "contradicted": sum(row["status"] == "contradicted" for row in rows),
                 "refused or failed": sum(row["status"] in ("refused", "failed") for row in rows),
                 "median s": median(times),
                 "max s": max(times, default=math.nan),
@@ -227,7 +228,8 @@ FOLDED = ("limits", "everything")
 #: What the columns of each table mean.
 MEANINGS = {
     "proofs": "How many optima each solver proved, and its median time per instance. Heads alone flatter every exact "
-    "solver: look at k-cluster beside them.",
+    "solver: look at k-cluster beside them. *Contradicted*: its bound, or the set that it called optimal, weighs more "
+    "than a set that another solver found.",
     "heuristics": "*Optimal*: answers that equal the proved optimum. *Above %*: how much larger f is than the optimum.",
     "certificates": "*Gap*: how far the bound lies below the proved optimum, in percent of it; smaller is better. "
     "*Above the optimum*: number of wrong bounds; it must be 0.",
@@ -253,11 +255,13 @@ def _took(rows: list[Row]) -> float | None:
 
 
 def share_proved(rows: list[Row]) -> str | None:
-    """Return "3/4", the cases proved of those that the solver took; None without rows."""
+    """Return "3/4", the cases proved of those that the solver took, and how many were wrong; None without rows."""
     over = sum(row["status"] == "refused" for row in rows)
     if not rows or over == len(rows):
         return OVER_LIMIT if rows else None
-    return f"{len(proved(rows))}/{len(rows) - over}" + (f", {over} {OVER_LIMIT}" if over else "")
+    wrong = sum(row["status"] == "contradicted" for row in rows)
+    rest = (f"{wrong} contradicted" if wrong else "", f"{over} {OVER_LIMIT}" if over else "")
+    return ", ".join((f"{len(proved(rows))}/{len(rows) - over}", *filter(None, rest)))
 
 
 def above_best(best: Mapping[Key, float], row: Row, f: float | None) -> float:

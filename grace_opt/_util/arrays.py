@@ -125,9 +125,18 @@ def count_true(mask: Tensor) -> Tensor:
 
 
 def power_of_two_scale(W: Any) -> float:
-    """Return a power of two near max |W|, or 1: dividing by it is exact, and margins neither underflow nor overflow."""
+    """Return the power of two below max |W|, or 1: dividing by it is exact, and margins neither underflow nor overflow.
+
+    Taken from the bits, since a logarithm rounds: below a power of two, 2**1000 times W got another scale than W.
+
+    Examples
+    --------
+    >>> below = np.array([np.nextafter(2.0, 0.0)])
+    >>> power_of_two_scale(below), power_of_two_scale(below * 2.0**1000) == 2.0**1000
+    (1.0, True)
+    """
     largest = float(abs(W).max()) if len(W) else 0.0
-    return 2.0 ** math.floor(math.log2(largest)) if largest > 0 else 1.0
+    return math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest > 0 else 1.0
 
 
 def least_eigenvalue(W: np.ndarray[Any, Any]) -> float:

@@ -279,13 +279,13 @@ def continuous_bound(problem: Problem, *, shift: str = "scaled", steps: int = 40
 def _candidate_matrix(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """W / scale in float64 with the rows and columns of protected vertices zeroed; the candidates; and the scale.
 
-    The scale is a power of two near max |W|: dividing is exact, and margins neither underflow nor vanish.
+    The scale is the power of two below max |W|: dividing is exact, and margins neither underflow nor vanish.
     """
     alive = problem.candidates
     both = alive.unsqueeze(-1) & alive.unsqueeze(-2)
     W = problem.W.to(torch.float64).masked_fill(~both, 0.0)
     largest = W.abs().amax((-1, -2))
-    scale = torch.where(largest > 0, torch.exp2(largest.clamp_min(1e-300).log2().floor()), 1.0)
+    scale = torch.where(largest > 0, largest / (2 * largest.frexp().mantissa), 1.0)
     return W / scale[..., None, None], alive, scale
 
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._util.arrays import power_of_two_scale
 from ..kernels.columns.source import EPS
 from ..problem import Factored, Problem
 from ..problem.factors import Term
@@ -139,7 +140,8 @@ def _grams(term: Term) -> list[Term]:
     left, right = (_log2_size(x) + _log2_size(y) for x, y in ((A, B), (C, D)))
     if math.isinf(left) or math.isinf(right):
         return []
-    balance = 2.0 ** round((right - left) / 2)  # exact, and both are about as large
+    # Exact, and both are about as large. Logarithms round: 0.3 lies where no ratio of small whole numbers is a tie.
+    balance = 2.0 ** math.floor((right - left) / 2 + 0.3)
     A, C = A * balance, C / balance
     if B is D:
         both, apart = (A + C) / 2, (A - C) / 2
@@ -158,10 +160,12 @@ def _diagonal_above(N: Factored, delta: Tensor, alive: Tensor, k: int, expired: 
     """s with Diag s - N semidefinite on the candidates, the best of some v."""
     size, best, found = N.positive(), -torch.inf, delta
     ones = torch.where(alive, 1.0, 0.0).to(delta)
-    for first, steps in ((ones, POWER_STEPS), (N.diagonal().clamp_min(0).sqrt(), 0)):
+    own = N.diagonal()
+    own = own / power_of_two_scale(own)  # a root of numbers beyond any range, and twice W has another one to round
+    for first, steps in ((ones, POWER_STEPS), (own.clamp_min(0).sqrt(), 0)):
         v = first
         for _ in range(steps + 1):
-            v = v / v.max().clamp_min(1e-300) + 1e-9
+            v = v / torch.where(v.max() > 0, v.max(), 1.0) + 1e-9
             product = size.times(torch.where(alive, v, 0.0))
             s = torch.where(alive, product / v, 0.0) * (1 + 4 * N.additions * EPS)
             value = float(_least_sum(delta - s, alive, torch.tensor(k, dtype=torch.int64, device=s.device), s))
@@ -176,13 +180,14 @@ def _diagonal_above(N: Factored, delta: Tensor, alive: Tensor, k: int, expired: 
 def _descend(P: Factored, linear: Tensor, alive: Tensor, k: int, z: Tensor, expired: Callable[[], bool]) -> Tensor:
     """Where the dual value of min zᵀPz + linearᵀz over 0 ≤ z ≤ 1, 1ᵀz = k is best, as far as the steps came."""
     weights = P.diagonal()
-    scale = torch.where(alive, weights.clamp_min(1e-9 * float(weights.max()) + 1e-300), torch.inf)
+    unit = power_of_two_scale(weights)
+    scale = torch.where(alive, (weights / unit).clamp_min(1e-9 * (float(weights.max()) / unit or 1.0)), torch.inf)
     v = scale.rsqrt()
     for _ in range(POWER_STEPS):
         if expired():
             return z
         v = v / v.norm()
-        v = P.times(v * scale.rsqrt()) * scale.rsqrt()
+        v = P.times(v * scale.rsqrt()) / unit * scale.rsqrt()
     lipschitz = 1.1 * max(float(v.norm()), 1e-300)
     best, at, stale = -torch.inf, z, 0
     y, momentum = z, 1.0
@@ -196,7 +201,7 @@ def _descend(P: Factored, linear: Tensor, alive: Tensor, k: int, z: Tensor, expi
             best, at = dual, y
         if stale > PATIENCE or expired():
             break
-        new = _projected(y - gradient / (2 * lipschitz * scale), scale, alive, k)
+        new = _projected(y - gradient / unit / (2 * lipschitz * scale), scale, alive, k)
         if float(gradient @ (new - z)) > 0:  # uphill: momentum starts again
             momentum = 1.0
         faster = (1 + math.sqrt(1 + 4 * momentum**2)) / 2

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from .._util.arrays import power_of_two_scale
 from ..problem import Problem
+from ..problem.steps import largest_power_of_two
 
 Array = npt.NDArray[np.float64]
 IN, OUT = 1, 2
@@ -169,20 +170,10 @@ def _at_least(terms: Array) -> float:
     return float(terms.sum() - 8.0 * len(terms) * _EPS * np.abs(terms).sum())
 
 
-def objective_step(problem: Problem) -> float:
-    """A number that divides every objective of one instance, if all weights are whole numbers; else 0."""
-    W = _of_candidates(problem)
-    if (np.round(W[:1]) != W[:1]).any() or not ((np.round(W) == W).all() and np.abs(W).max(initial=0.0) < 2**53):
-        return 0.0
-    whole = W.astype(np.int64)
-    twice = 2 * whole[np.triu_indices(len(W), 1)]
-    return float(math.gcd(*np.unique(np.abs(twice)).tolist(), *np.unique(np.abs(whole.diagonal())).tolist()))
-
-
 def sums_are_exact(problem: Problem) -> bool:
-    """Whether whole-number weights of one instance are so small that a search sums them without rounding."""
-    most = float(np.abs(_of_candidates(problem)).max(initial=0.0))
-    return most * (problem.k_max + 2) ** 2 < 2**52
+    """Whether weights of one instance are so few steps (`Problem.step`) that a search sums them without rounding."""
+    most, unit = float(np.abs(_of_candidates(problem)).max(initial=0.0)), largest_power_of_two(float(problem.step)) / 2
+    return unit > 0 and most / unit * (problem.k_max + 2) ** 2 < 2**52
 
 
 def _of_candidates(problem: Problem) -> Array:

@@ -38,7 +38,7 @@ from .forms import as_matrix
 from .incumbents import checked_incumbent
 from .of_batch import of_batch
 from .qcr import LARGEST_RELAXED, qcr_relaxation, seconds_to_relax, solve_relaxation, with_diagonal
-from .subproblem import Array, Subproblem, objective_step
+from .subproblem import Array, Subproblem
 
 #: Fixing may lose choices within this relative distance of the known one; the bound is then that much below it.
 FIXING_RTOL = 1e-10
@@ -234,7 +234,7 @@ def bound_each(
             return float(values[b])
         value = float(values[b]) / scale
         found = min(value, bound(sub, value))
-        step = objective_step(instance) / scale
+        step = float(instance.step) / scale
         if step and math.isfinite(found):  # round up to the next multiple, allowing for rounding of the quotient
             steps = found / step
             found = max(found, min(value, step * math.ceil(steps - STEP_MARGIN - 4.0 * _EPS * abs(steps))))

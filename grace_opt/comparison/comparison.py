@@ -24,7 +24,7 @@ from .._util.optional import require
 from ..errors import OptionError, SolverError, UnknownSolverError
 from ..objective import evaluate
 from ..problem import Problem
-from ..solution import Solution, Status, labels_of, relative_gap, tolerance
+from ..solution import Solution, Status, contradicted, labels_of, relative_gap, tolerance
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 #: What the best answer to a batch takes from the best answer to each instance.
 PICKED = ("mask", "indices", "objective", "lower_bound", "upper_bound")
-#: How far a bound may lie above f, relative to it: the last digits of both.
-ROUNDING = 8 * 2.0**-52
 
 
 class ComparisonError(SolverError):
@@ -198,7 +196,7 @@ class Comparison(Sequence[Solution]):
         for solution in self.solutions:
             # Summed here: without the checks, f was summed in W's own precision.
             f = self._signed(evaluate(self._problem.W, self._mask(solution)).cpu())
-            if wrong := (self._bound > f + ROUNDING * f.abs()).nonzero().flatten().tolist():
+            if wrong := contradicted(self._bound, f).nonzero().flatten().tolist():
                 b = wrong[0]
                 by = max(self.solutions, key=lambda s: float(_bound_of(s)[b]))
                 raise SolverError(
@@ -233,8 +231,10 @@ class Comparison(Sequence[Solution]):
         return labels
 
     def _notes(self) -> list[str]:
-        left = [f"left out: {', '.join(self.left_out)}"] if self.left_out else []
-        return left + ["interrupted"] * self.interrupted
+        wrong = [s.method for s, rows in zip(self.solutions, self._contradicted, strict=True) if bool(rows.any())]
+        notes = [f"contradicted by another's answer: {', '.join(dict.fromkeys(wrong))}"] if wrong else []
+        notes += [f"left out: {', '.join(self.left_out)}"] if self.left_out else []
+        return notes + ["interrupted"] * self.interrupted
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict per method and instance, as in `to_frame`."""
@@ -242,7 +242,8 @@ class Comparison(Sequence[Solution]):
         if not self.solutions:
             return rows
         best = self._signed(self._bound)
-        for solution, f_flat, gaps in zip(self.solutions, self._flat, self._gaps, strict=True):
+        each = zip(self.solutions, self._flat, self._gaps, self._contradicted, strict=True)
+        for solution, f_flat, gaps, wrong in each:
             objectives = self._signed(f_flat)
             nodes = solution.stats.get("nodes")
             counts = np.ravel(to_numpy(nodes)) if nodes is not None else np.array([])
@@ -260,6 +261,7 @@ class Comparison(Sequence[Solution]):
                         "gap": gap,
                         "optimal": gap == 0,
                         "certified": bool(np.isfinite(gap)),
+                        "contradicted": bool(wrong[b]),
                         "status": np.ravel(np.asarray(solution.status, dtype=object))[b].name,
                         "time": float(solution.stats["time"]),
                         "nodes": (counts[b if counts.size == len(objectives) else 0].item() if counts.size else None),
@@ -272,8 +274,9 @@ class Comparison(Sequence[Solution]):
         """A pandas DataFrame with one row per method and instance.
 
         Columns: method, instance, n, k, objective, lower_bound and upper_bound (the method's own; one of them is the
-        objective), best_bound and gap (of all methods), optimal, certified, status, time, nodes (for the whole batch,
-        unless the method counts per instance), seed.
+        objective), best_bound and gap (of all methods), optimal, certified, contradicted (whether a method has a better
+        answer than this one's bound allows), status, time, nodes (for the whole batch, unless the method counts per
+        instance), seed.
 
         Raises
         ------
@@ -332,6 +335,14 @@ class Comparison(Sequence[Solution]):
     def _bound(self) -> Tensor:
         _ = self._problem  # an empty comparison has no bound
         return torch.stack([_bound_of(s) for s in self.solutions]).max(0).values
+
+    @cached_property
+    def _contradicted(self) -> list[Tensor]:
+        """For each solution, the instances to which a method has a better answer than its bound allows."""
+        if not self.solutions:
+            return []
+        best = torch.stack(self._flat).min(0).values
+        return [contradicted(_bound_of(s), best) for s in self.solutions]
 
     @cached_property
     def _gaps(self) -> Tensor:

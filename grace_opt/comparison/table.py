@@ -56,12 +56,13 @@ def comparison_table(
             gaps = [row["gap"] for row in mine]
             best = int((f[at] == (f.max(0) if maximize else f.min(0))).sum())
             cells = [f"{f[at].mean():.9g}", f"{best}/{size}", _percent(float(np.median(gaps))), _percent(max(gaps))]
-            counts = [sum(row["optimal"] for row in mine), sum(row["certified"] for row in mine)]
+            counts = [sum(row[name] for row in mine) for name in ("contradicted", "optimal", "certified")]
+            words = ("contradicted", "optimal", "bounded")
             statuses = Counter(row["status"] for row in mine)
             table.add_row(
                 method,
                 *cells,
-                f"{counts[0]} optimal" if counts[0] else f"{counts[1]} bounded" if counts[1] else "no",
+                next((f"{count} {word}" for count, word in zip(counts, words, strict=True) if count), "no"),
                 ", ".join(f"{count} {name}" for name, count in statuses.items()),
                 f"{mine[0]['time']:.2g} s",
                 *([_count(nodes[at])] if has_nodes else []),
@@ -73,7 +74,7 @@ def comparison_table(
                 method if first else "",
                 *([str(row["instance"])] if size > 1 else []),
                 *(f"{row['objective']:.9g}", _percent(row["gap"])),
-                "optimal" if row["optimal"] else "bounded" if row["certified"] else "no",
+                _certified(row),
                 row["status"],
                 f"{row['time']:.2g} s" if first else "",
                 *([_count(row["nodes"])] if has_nodes else []),
@@ -89,6 +90,11 @@ def _gap_note(rows: Sequence[Mapping[str, Any]], size: int, maximize: bool) -> s
         bound = rows[0]["best_bound"]
         return f"gap: to {bound:.9g}, the best {kind} bound of all methods"
     return f"gap: to the best {kind} bound that any method has for the instance"
+
+
+def _certified(row: Mapping[str, Any]) -> str:
+    """What the bounds say of an answer; a method with a wrong one has proved nothing."""
+    return next((word for word in ("contradicted", "optimal") if row[word]), "bounded" if row["certified"] else "no")
 
 
 def _percent(gap: float) -> str:

@@ -86,6 +86,10 @@ class Weights(ABC):
         """Return at least the sum of ``|W_ij|`` over chosen vertices, (...), float64: f is rounded relative to it."""
 
     @abstractmethod
+    def step(self, candidates: Tensor) -> Tensor:
+        """Return a number that divides f of every choice of candidates (..., n), (...), float64; 0: none is known."""
+
+    @abstractmethod
     def reshape(self, *shape: int) -> Self:
         """Return the same instances with other leading dimensions; the last two are n."""
 

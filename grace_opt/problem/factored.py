@@ -25,6 +25,7 @@ from .._util.arrays import backend_of, to_float_tensor
 from ..errors import ProblemError
 from ..kernels.columns.source import EPS, EXACT, ColumnWeights, blocks
 from .factors import RANGE, Given, Term, read_terms
+from .steps import common_divisor
 
 
 class Factored(ColumnWeights):
@@ -324,6 +325,18 @@ class Factored(ColumnWeights):
     def magnitude(self, mask: Tensor) -> Tensor:
         """Return at least the sum of ``|W_ij|`` over the chosen vertices: f of factors without their signs."""
         return self._sums(mask, positive=True) * (1 + 2 * self.additions * EPS)
+
+    def step(self, candidates: Tensor) -> Tensor:
+        """Return what divides f of every choice of integers' products, (...): the product of what divides the factors.
+
+        0 for real factors, whose products are rounded.
+        """
+        found = [0.0] * math.prod(self.batch) if not self.integer else [one._step() for one in self._instances()]
+        return torch.tensor(found, dtype=torch.float64, device=self.device).reshape(self.batch)
+
+    def _step(self) -> float:
+        parts = [math.prod(common_divisor(factor.cpu()) for factor in term[:4]) for term in self.terms]
+        return common_divisor(parts, [] if self.nodes is None else self.nodes.cpu())
 
     def magnitude_rows(self) -> Tensor:
         """Return at least the sum of ``|W_ij|`` over j, (..., n), for each i: what `magnitude` is made of."""

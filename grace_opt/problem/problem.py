@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Never, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -36,6 +38,7 @@ from ..errors import ProblemError
 from ..kernels.extremes import extremes
 from ..kernels.weights import Weights
 from .sparse import SparseWeights, symmetric_part
+from .steps import common_divisor
 
 #: Sparse W stays sparse from this number of vertices on, if at most this share of its entries is stored.
 SPARSE_FROM, SPARSE_SHARE = 1000, 0.1
@@ -194,6 +197,19 @@ class Problem:
         """Node weights, shape (..., n)."""
         return self.W.diagonal(dim1=-2, dim2=-1)
 
+    @cached_property
+    def step(self) -> Tensor:
+        """A number that divides f of every choice, shape (...), float64: 0 where there is none, as of real weights.
+
+        Of whole numbers, or these times a power of two, the largest: 2 for a graph, as f holds every edge twice.
+        """
+        if self.weights is not None:
+            return self.weights.step(self.candidates)
+        flat = self.flatten()
+        each = zip(flat.W.detach().to("cpu").double().numpy(), flat.candidates.cpu().numpy(), strict=True)
+        found = [_step_of(W if alive.all() else W[np.ix_(alive, alive)]) for W, alive in each]
+        return torch.tensor(found, dtype=torch.float64, device=self.W.device).reshape(self.batch_shape)
+
     def flatten(self) -> Problem:
         """The same instances with exactly one batch dimension, as batched solvers get them."""
         n = self.n
@@ -216,6 +232,15 @@ class Problem:
         k, required = self.k[rows], None if self.required is None else self.required[rows]
         largest = int(k.max()) if len(rows) else 0
         return replace(self, W=self.W[rows], k=k, candidates=self.candidates[rows], k_max=largest, required=required)
+
+
+def _step_of(W: npt.NDArray[np.float64]) -> float:
+    """`Problem.step` of one instance's candidates; a row of real weights shows that there is none."""
+    if W[:1].any() and not common_divisor(W[:1]):
+        return 0.0
+    weights = 2 * W
+    np.fill_diagonal(weights, W.diagonal())
+    return common_divisor(weights)
 
 
 def _stays_sparse(W: Any) -> bool:

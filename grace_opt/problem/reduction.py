@@ -6,7 +6,8 @@ others remain to be chosen, with
 .. math:: W'_{ii} = W_{ii} + 2 \sum_{r \in R} W_{ir} + t, \qquad f(S \cup R) = 1_S^\top W' 1_S + f(R) - (k - |R|)\, t
 
 The shift :math:`t \approx f(R) / (k - |R|)` makes the constant nearly vanish: solvers then see f itself, so that their
-tolerances, which are relative to f, mean the same as without required vertices. For whole-number W, t is whole.
+tolerances, which are relative to f, mean the same as without required vertices. For W of integers, t is a multiple of
+their `Problem.step`. No number of it is absolute: that of 2**j W is 2**j t.
 
 Every sum is exact and rounded once, downwards: a lower bound for W', plus the constant, holds for W. (Of W in factors,
 sums are rounded as all of its sums are, and the constant is lowered by that.) The user's objective is summed from W as
@@ -37,6 +38,9 @@ from ..kernels.objective import objective
 from ..kernels.weights import Weights
 from .problem import Problem
 from .sparse import SparseWeights
+
+#: The last digit of the second part of a shift, relative to that of the first.
+LAST_DIGIT = 2.0**-16
 
 
 @dataclass(frozen=True)
@@ -90,18 +94,19 @@ class Reduction:
         if not bool(mask.any()):
             return cls(given, problem, upwards)
         flat, chosen = problem.flatten(), mask.reshape(-1, n)
+        steps = flat.step.tolist() if given.integer else [0.0] * len(chosen)
         if isinstance(flat.W, SparseWeights):
             others = flat.candidates[0] & ~chosen[0]
-            sparse, constant = _take_out_edges(flat.W, chosen[0], others, int(flat.k[0]), whole=given.integer)
+            sparse, constant = _take_out_edges(flat.W, chosen[0], others, int(flat.k[0]), steps[0])
             W, rest = cast(Tensor, sparse), [constant]
         elif isinstance(flat.W, ColumnWeights):
             whole = given.integer and bool((flat.W.magnitude_rows().sum(-1) <= EXACT / 4).all())
-            columns, rest = _take_out_columns(flat, chosen, whole=whole)
+            columns, rest = _take_out_columns(flat, chosen, flat.step if whole else None)
             W, problem = cast(Tensor, columns), dataclasses.replace(problem, integer=whole)
         else:
             W, rest = flat.W.to(torch.float64, copy=True), []
-            for b, (k, row) in enumerate(zip(flat.k.tolist(), chosen, strict=True)):
-                rest.append(_take_out(W[b], row, flat.candidates[b] & ~row, k, whole=given.integer))
+            for b, (k, row, step) in enumerate(zip(flat.k.tolist(), chosen, steps, strict=True)):
+                rest.append(_take_out(W[b], row, flat.candidates[b] & ~row, k, step))
         if not isinstance(W, ColumnWeights):  # whose sums all fit
             _check_range(W, given)
         k = problem.k - count_true(mask)
@@ -208,7 +213,7 @@ def _check_required(given: Problem, mask: Tensor) -> None:
         raise ProblemError(f"required names {count} vertices{where(at)}, but k = {k}: raise k, or require fewer.")
 
 
-def _take_out(W: Tensor, required: Tensor, others: Tensor, k: int, *, whole: bool) -> float:
+def _take_out(W: Tensor, required: Tensor, others: Tensor, k: int, step: float) -> float:
     """Change one instance's W as in the module's formula, in place; the constant that is left, rounded downwards."""
     inside = required.nonzero().flatten()
     if not len(inside):
@@ -221,14 +226,14 @@ def _take_out(W: Tensor, required: Tensor, others: Tensor, k: int, *, whole: boo
     W[:, inside] = 0.0
     if left == 0:
         return sum_down(constant)
-    shifts = _shifts(constant, left, whole)
+    shifts = _shifts(constant, left, step)
     sums = [sum_down([w, *shifts, *(2 * tie for tie in row)]) for w, row in zip(own, ties, strict=True)]
     W.diagonal()[free] = torch.tensor(sums, dtype=torch.float64, device=W.device)
     return sum_down([*constant, *(-part for part in shifts for _ in range(left))])
 
 
 def _take_out_edges(
-    W: SparseWeights, required: Tensor, others: Tensor, k: int, *, whole: bool
+    W: SparseWeights, required: Tensor, others: Tensor, k: int, step: float
 ) -> tuple[SparseWeights, float]:
     """As `_take_out`, for sparse W, which is not changed: the new one, and the constant."""
     own, left = W.nodes.tolist(), k - int(required.sum())
@@ -236,7 +241,7 @@ def _take_out_edges(
     without = W.without(required)
     if left == 0:
         return without, sum_down(constant)
-    shifts, ties = _shifts(constant, left, whole), W.between(others, required)
+    shifts, ties = _shifts(constant, left, step), W.between(others, required)
     free, ends, data = others.nonzero().flatten().tolist(), ties.indptr.tolist(), (2 * ties.data).tolist()
     alone: dict[float, float] = {}  # of vertices without a required neighbour: many have the same weight
     sums = []
@@ -252,26 +257,33 @@ def _take_out_edges(
     return without.with_diagonal(nodes), sum_down(constant)
 
 
-def _take_out_columns(problem: Problem, required: Tensor, *, whole: bool) -> tuple[ColumnWeights, list[float]]:
+def _take_out_columns(problem: Problem, required: Tensor, step: Tensor | None) -> tuple[ColumnWeights, list[float]]:
     """As `_take_out`, for a flattened batch of W that is never formed: the new W, and the constants.
 
-    Its sums are rounded, whole ones excepted: the constants are lowered by as much as f may be off.
+    Its sums are rounded, those of multiples of a step excepted: the constants are lowered by as much as f may be off.
     """
     W = cast(ColumnWeights, problem.W)
     constant, left = W.objective(required), problem.k - count_true(required)
     shift = torch.where(left > 0, constant / left.clamp(min=1), 0.0)
-    shift = shift.floor() if whole else shift
+    if step is not None:
+        shift = torch.where(step > 0, (shift / step).floor() * step, 0.0)
     nodes = W.diagonal() + 2 * W.times(required) + shift.unsqueeze(-1)
     rest = constant - left * shift
-    if not whole:
+    if step is None:
         rest = rest - W.rounding(problem.k, problem.candidates)
     return W.without(required).with_diagonal(nodes.masked_fill(required, 0.0)), rest.tolist()
 
 
-def _shifts(constant: Sequence[float], left: int, whole: bool) -> list[float]:
-    """The shift t as a sum of one or two floats."""
+def _shifts(constant: Sequence[float], left: int, step: float) -> list[float]:
+    """The shift t as a sum of one or two floats.
+
+    The second has a few digits only: all that a float64 holds would reach below its least numbers, for tiny W.
+    """
     shift = math.fsum(constant) / left
-    return [math.floor(shift) + 0.0] if whole else [shift, math.fsum([*constant, *[-shift] * left]) / left]
+    if step:
+        return [math.floor(shift / step) * step + 0.0]
+    unit, rest = math.ulp(shift) * LAST_DIGIT, math.fsum([*constant, *[-shift] * left]) / left
+    return [shift, round(rest / unit) * unit if unit else 0.0]
 
 
 def sum_down(terms: Sequence[float]) -> float:

@@ -22,6 +22,7 @@ from ..errors import ProblemError
 from ..kernels.objective import is_doubtful
 from ..kernels.sparse.forms import Graph
 from ..kernels.weights import Weights
+from .steps import common_divisor
 
 #: A scipy.sparse.csr_array; scipy ships no types.
 Edges: TypeAlias = Any
@@ -146,6 +147,12 @@ class SparseWeights(Weights):
     def magnitude(self, mask: Tensor) -> Tensor:
         """Return the sum of |W_ij| over the chosen vertices."""
         return self._each(mask, lambda one: self._sums(one)[2])
+
+    def step(self, candidates: Tensor) -> Tensor:
+        """Return a number that divides f of every choice of candidates; 0: none is known."""
+        alive = candidates.reshape(self.n)
+        found = common_divisor(self.nodes[alive], 2 * self.between(alive, alive).data)
+        return torch.full(self.batch, found, dtype=torch.float64, device=self.device)
 
     def _sums(self, mask: npt.NDArray[np.bool_]) -> tuple[float, float, float]:
         """f, what its rounding left, and the sum of absolute weights."""

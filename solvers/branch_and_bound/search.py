@@ -37,7 +37,7 @@ from grace_opt.bounds.qcr import (
     seconds_to_relax,
     solve_relaxation,
 )
-from grace_opt.bounds.subproblem import Subproblem, objective_step, sums_are_exact
+from grace_opt.bounds.subproblem import Subproblem, sums_are_exact
 from grace_opt.errors import OptionError, SolverError
 from grace_opt.parallel import map_in_threads
 from grace_opt.problem import Problem
@@ -154,8 +154,8 @@ class _Tree:
         self.sub, self.scale = Subproblem.of(problem, mask)
         self.value, self.allowed = self._exact(mask)
         self.known_bound = bound / self.scale
-        self.step = objective_step(problem) / self.scale
-        self.exact = self.step > 0 and sums_are_exact(problem)
+        self.exact = sums_are_exact(problem)
+        self.step = float(problem.step) / self.scale
         self.rounding = 0.0  # of the first relaxation
         self.floor = math.inf  # least cutoff that parts were closed with, and least leaf that rounding leaves in doubt
         self.open: list[_Open] = []
