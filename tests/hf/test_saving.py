@@ -202,7 +202,7 @@ class TestRoundTrip:
             each.crop(-3)
         assert same_bits(loaded, cache)
         loaded.reset()
-        assert torch.equal(go_on(model, loaded), go_on(model, PrunedKeyCache(model, **WINDOWS, sink_tokens=3)))
+        assert torch.equal(go_on(model, loaded), go_on(model, PrunedKeyCache(model, "grace", **WINDOWS, sink_tokens=3)))
 
     def test_repeated_rows_of_a_quantised_cache_come_back(self, filled, path):
         pytest.importorskip("optimum.quanto")
@@ -213,7 +213,7 @@ class TestRoundTrip:
 
     def test_of_what_attach_made(self, tiny, prompt, path):
         model = tiny(attention="sdpa")
-        with attach(model, **WINDOWS) as attached:
+        with attach(model, "grace", **WINDOWS) as attached:
             model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=3, do_sample=False)
         attached.cache.save(path)
         assert same_bits(PrunedKeyCache.load(path, model), attached.cache)
@@ -233,7 +233,7 @@ class TestRoundTrip:
 
     def test_bfloat16(self, tiny, prompt, path):
         model = copy.deepcopy(tiny()).to(torch.bfloat16)
-        cache = PrunedKeyCache(model, **WINDOWS)
+        cache = PrunedKeyCache(model, "grace", **WINDOWS)
         with torch.no_grad():
             model(prompt, past_key_values=cache)
         cache.save(path)
@@ -577,7 +577,7 @@ class TestSaving:
         if known_by == "chunk size":
             monkeypatch.setattr(model.generation_config, "prefill_chunk_size", 16, raising=False)
         declared = {"prompt_length": 40} if known_by == "declared length" else {}
-        cache = PrunedKeyCache(model, **WINDOWS, **declared)
+        cache = PrunedKeyCache(model, "grace", **WINDOWS, **declared)
         for chunk in prompt.split(16, dim=1):
             if cache.get_seq_length():
                 with pytest.raises(CacheError, match="still coming in chunks; save the cache after the last chunk"):
@@ -592,7 +592,7 @@ class TestSaving:
 
     def test_before_the_attention_function_was_reached_is_refused(self, tiny, prompt, path):
         model = tiny(attention="sdpa", num_hidden_layers=1)
-        cache = PrunedKeyCache(model, **WINDOWS)
+        cache = PrunedKeyCache(model, "grace", **WINDOWS)
         with torch.no_grad():
             model(prompt, past_key_values=cache)
         with pytest.raises(CacheError, match=r'write model\.set_attn_implementation\("grace_sdpa"\)'):

@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from ..._util.files import os_error_advice
 from ..._util.progress import progress_bar
 from ..._util.terminal import escape_path
+from ..._util.warning import warn
 from ...errors import CalibrationError, OptionError
 from ..arguments import unwrap_model
 from ..fingerprint import fingerprint
@@ -218,10 +218,9 @@ def tokenizer_of(model: PreTrainedModel) -> Any:
 def _warn_not_kept(why: str) -> None:
     if not _WARNED.is_set():
         _WARNED.set()
-        warnings.warn(
+        warn(
             f"calibrated bases are kept in memory only, so each process makes its own: {why} Here, set the environment "
             "variable HF_ASSETS_CACHE to a folder that can be written to.",
-            stacklevel=2,
         )
 
 

@@ -7,7 +7,6 @@ tokens with gradients, which say how much each head's errors matter to the model
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from ..._util.parameters import flag, integer
+from ..._util.warning import warn
 from ...errors import CacheError, CalibrationError
 from ..arguments import require_model
 from ..capture import AttentionCall, record
@@ -110,11 +110,9 @@ def calibrate_basis(
         )
     sensible = SENSIBLE_TOKENS_PER_CHANNEL * int(model_is["head_dim"])
     if count < sensible:
-        warnings.warn(
+        warn(
             f"the basis is made from {count} tokens, and with fewer than {sensible} it is mostly chance, which costs "
             "quality: give longer texts, some thousand tokens of several kinds",
-            UserWarning,
-            stacklevel=2,
         )
     layers = {index: LayerMoments(index) for index in prunable_layers(config)}
     device = input_device(model)
