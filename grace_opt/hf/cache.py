@@ -132,6 +132,7 @@ class PrunedKeyCache(Cache):
                 "offloading=True needs CUDA, because transformers moves the layers in CUDA streams, and this machine "
                 "has none; leave it out: without a GPU the cache is in main memory anyway"
             )
+        prompt_length = integer("prompt_length", prompt_length, at_least=1, optional=True)  # before a basis is made
         first = {"method": method, "ratio": ratio}
         given = {name: value for name, value in first.items() if value is not None} | settings
         if pruning is not None:

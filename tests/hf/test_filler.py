@@ -12,7 +12,7 @@ from grace_opt.errors import CacheError
 from grace_opt.hf import PrunedKeyCache, attach
 from tests.hf.conftest import RECENT, build
 
-SETTINGS = {"pruned": {}, "coded": {"bits": 4, "basis": "none"}, "dense": {"ratio": 0}}
+SETTINGS = {"pruned": {"ratio": 0.3}, "coded": {"bits": 4, "basis": "none"}, "dense": {"ratio": 0}}
 
 
 def tuned(model):

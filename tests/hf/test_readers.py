@@ -181,9 +181,9 @@ class TestOutOfRange:
             assert torch.equal(extreme.generate(prompt, **GREEDY), dense)
         assert attached.cache.memory_report().pruned_tokens > 0
 
-    @pytest.mark.parametrize("settings", [{"ratio": [0.5, 0.0]}, {}], ids=["left alone", "float64"])
+    @pytest.mark.parametrize("settings", [{"ratio": [0.5, 0.0]}, {"ratio": 0.3}], ids=["left alone", "float64"])
     def test_what_the_message_says_works(self, settings, extreme, prompt):
-        model = extreme if settings else extreme.double()
+        model = extreme if isinstance(settings["ratio"], list) else extreme.double()
         with attach(model, **settings, **WINDOWS) as attached:
             model.generate(prompt, **GREEDY)
         assert attached.cache.memory_report().pruned_tokens > 0

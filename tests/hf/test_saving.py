@@ -99,7 +99,8 @@ def filled(tiny):
     def make(name="plain", source=None, **more):
         settings, tokens, changes = KINDS[name]
         model = tiny("Qwen2" if changes else "llama", **changes)
-        cache = PrunedKeyCache(source or model, **{**WINDOWS, **settings, **more})
+        drops = {} if {"provider", "masks"} & more.keys() else {"method": "grace"}
+        cache = PrunedKeyCache(source or model, **{**drops, **WINDOWS, **settings, **more})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # one kind is short on purpose
             go_on(model, cache, tokens)
