@@ -221,7 +221,7 @@ class TestRoundTrip:
 
     def test_of_a_declared_prompt_that_was_too_short_prunes_no_later_turn(self, tiny, prompt, continuation, path):
         model = tiny()
-        caches = [PrunedKeyCache(model, prompt_length=6, **WINDOWS)]
+        caches = [PrunedKeyCache(model, "grace", prompt_length=6, **WINDOWS)]
         with pytest.warns(UserWarning, match="6 tokens"), torch.no_grad():
             model(prompt[:, :6], past_key_values=caches[0])
         caches[0].save(path)
@@ -259,7 +259,7 @@ class TestRoundTrip:
     # The declared length of a prompt that has not begun is not in the file: a prompt that then comes in chunks would
     # be pruned after the first one.
     def test_of_an_empty_cache_keeps_the_declared_prompt(self, tiny, path):
-        cache = PrunedKeyCache(tiny(), prompt_length=40, **WINDOWS)
+        cache = PrunedKeyCache(tiny(), "grace", prompt_length=40, **WINDOWS)
         cache.save(path)
         loaded = PrunedKeyCache.load(path, tiny())
         assert [layer.prompt.declared for layer in loaded.layers] == [40, 40]
