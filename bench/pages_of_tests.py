@@ -97,6 +97,8 @@ def outcome_of(found: dict[str, str]) -> str:
     if "not built" in found:
         return not_built
     marks = {how: said.split(":")[0] for how, said in found.items()}
+    if marks.pop("limits", marks.get("ratio")) != marks.get("ratio"):
+        return part
     if set(marks.values()) == {"pass"}:
         return works
     if "not in transformers" in marks.values():
@@ -116,6 +118,7 @@ def every_family(value: dict[str, Any]) -> Page:
     wrong = [
         name for name, found in value["classes"].items() if any(said.startswith("fails") for said in found.values())
     ]
+    limited = sum("limits" in found for found in value["classes"].values())
     messages: dict[str, list[str]] = {}
     for name in [*part, *refused, *neither, *not_built]:
         for said in value["classes"][name].values():
@@ -133,10 +136,15 @@ def every_family(value: dict[str, Any]) -> Page:
         f"that says why; {len(part)} work{'s' * (len(part) == 1)} in part, and {len(neither)} not with a dense cache "
         f"either. {', '.join(wrong) or 'None'} gives a wrong token.",
         sure="A tiny model of each class, with random weights, must generate the right tokens greedily, a padded row "
-        "among them. [Other ways of generating](adapter_matrix.md) are tested with fewer families.",
+        "among them, and its cache must hold them. Where a configuration limits a length (a sliding window, a chunk, "
+        f"the positions of the first training), as {limited} of them do, the prompt crosses that limit, and with a "
+        "ratio, in a run of its own, what is generated does. [Other ways of generating](adapter_matrix.md) are tested "
+        "with fewer families.",
         tables=[
             "Nothing is said of speed, or of the quality of texts. Layers with a sliding window stay as they are; "
             "where all layers may have one (Mistral, Mixtral, Phi-3, StarCoder 2 and others), it is switched off here. "
+            "Phi-3 and PhiMoE read their text again at the limit of their positions, without the cache, and keep it "
+            "only inside a block of `attach`; Phi-4-multimodal forgets its text there, with a dense cache too. "
             "Models with parts for images or sound are too large to be made tiny this way; their text models are tried "
             "by themselves where they have a class of their own."
         ],

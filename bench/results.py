@@ -56,6 +56,7 @@ COMMANDS = {
     "every_family": "make test-families",
     "test_deep": "make test-deep",
     "solvers": "python -m bench.solvers all",
+    "peers": "python -m bench.peers",
     "experiments/pocket/index": "python -m bench.experiments.pages pocket",
     "experiments/smollm2/index": "python -m bench.experiments.pages smollm2",
     "at_a_glance": "python -m bench.at_a_glance",

@@ -293,7 +293,7 @@ def test_bounds_refuses_what_is_not_semidefinite(tmp_path: Path) -> None:
     [
         ({"methods": "mies,nonsense"}, "nonsense"),
         ({"methods": "tabu"}, "leave mies in"),
-        ({"peers": "cplex"}, "there are gurobi"),
+        ({"peers": "mosek"}, "there are gurobi"),
         ({"kinds": "cliques"}, "there are attention"),
         ({"n": "3"}, "at least 4"),
     ],

@@ -36,7 +36,7 @@ class Options:
     methods : tuple of str
         Registered methods; empty for all of them.
     peers : tuple of str
-        Of `bench.solvers.peers`: gurobi, scip, cpsat, highs, dwave_sa, dwave_tabu; empty for none.
+        Of `bench.solvers.peers`: gurobi, cplex, copt, xpress, scip, cpsat, highs, dwave_sa, dwave_tabu; empty for none.
     kinds : tuple of str
         Generators; none with an empty list.
     n, count : int

@@ -75,6 +75,18 @@ class Evidence:
         """Return the rows of one method in one suite."""
         return [row for row in self.rows if row["suite"] == suite and row["method"] == method]
 
+    def of_suite(self, suite: str) -> list[Row]:
+        """Return the rows of a suite."""
+        return [row for row in self.rows if row["suite"] == suite]
+
+    def best(self, suite: str) -> dict[Key, float]:
+        """Return the least objective that any method reached in each case of a suite, proved or not."""
+        found: dict[Key, float] = {}
+        for row in self.of_suite(suite):
+            if row.get("objective") is not None:
+                found[key(row)] = min(float(row["objective"]), found.get(key(row), math.inf))
+        return found
+
     def methods(self, suite: str, order: Sequence[str]) -> list[str]:
         """The methods with rows in a suite: those of `order`, in this order, then others."""
         present = dict.fromkeys(row["method"] for row in self.rows if row["suite"] == suite)

@@ -57,7 +57,7 @@ def measure(data: str, config: Config) -> list[Row]:
         answer(method, W, {**request, "limit": min(config["limit"] or WARM_UP_LIMIT, WARM_UP_LIMIT), "repeats": 1})
     reset_peak_memory()
     found = answer(method, W, request)
-    common = {name: found.get(name) for name in ("wall", "time", "nodes", "memory", "version")}
+    common = {name: found.get(name) for name in ("wall", "cpu", "time", "nodes", "memory", "version")}
     ones = found.get("answers") or [found]
     rows = []
     for at, one in enumerate(ones):
@@ -128,9 +128,10 @@ def peak_memory() -> int:
 def _peer(name: str, W: Array, request: dict[str, Any]) -> dict[str, Any]:
     """One instance by another project's solver; ``time`` is its search alone, ``wall`` includes building its model."""
     solver, distribution, _ = PEERS[name]
-    began = time.perf_counter()
+    began, spent = time.perf_counter(), time.process_time()
     found = solver(W, request["ks"][0], request["limit"] or PEER_LIMIT, request["seed"])
-    return {"wall": time.perf_counter() - began, "version": f"{distribution} {version(distribution)}", **found}
+    took = {"wall": time.perf_counter() - began, "cpu": time.process_time() - spent}
+    return {**took, "version": f"{distribution} {version(distribution)}", **found}
 
 
 def _ours(name: str, W: Array, request: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""Other people's solvers on our problem, one thread each: Gurobi, SCIP, CP-SAT, HiGHS, and dwave-samplers.
+"""Other people's solvers on our problem, one thread each: exact ones, in their free editions, and dwave-samplers.
 
 Each function takes ``(W, k, limit, seed)`` and returns a dict: ``status`` ("proved", "limit", "refused" or "failed"),
 ``indices``, ``claimed`` (the objective it states), ``bound``, ``time`` (its own search, without building the model),
 ``nodes``, ``message``. W is multiplied by a power of two (`in_scale`), because their absolute tolerances suppose
 objectives of ordinary size, and "proved" means the same as ours: f - bound at most 1e-9 max(|f|, trace W), or less
-than one step for integer W. ``pip install ".[peers]"``; ortools and highspy cannot share a process.
+than one step for integer W. ``pip install ".[peers]"``; ortools and highspy cannot share a process. CPLEX, COPT and
+Xpress are in `bench.solvers.editions`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bench.solvers import editions
+from bench.solvers.editions import Edition, OverLimitError
+
 Array = npt.NDArray[Any]
 Answer = dict[str, Any]
 Peer = Callable[[Array, int, float, int], Answer]
+
+
+#: What a free edition takes; a larger program is refused.
+FREE_LIMITS = {
+    "gurobi": "200 variables, if the objective is quadratic",
+    "cplex": "1,000 variables",
+    "copt": "2,000 variables",
+    "xpress": "200 rows and columns together, if the objective is quadratic: 199 variables here",
+}
+#: Solvers state bounds beyond this where they have none.
+INFINITE = 1e19
 
 
 def in_scale(W: Array, k: int) -> tuple[Array, float]:
@@ -82,7 +97,7 @@ def scip(W: Array, k: int, limit: float, seed: int) -> Answer:
     found = {
         "time": model.getSolvingTime(),
         "nodes": int(model.getNTotalNodes()),
-        "bound": model.getDualbound() / scale if model.getDualbound() > -1e19 else None,
+        "bound": model.getDualbound() / scale if model.getDualbound() > -INFINITE else None,
     }
     values = np.array([model.getVal(v) for v in x]) if model.getNSols() else None
     return _answer(model.getStatus() in ("optimal", "gaplimit"), found, values, A, scale)
@@ -170,24 +185,42 @@ def highs(W: Array, k: int, limit: float, seed: int) -> Answer:
     return _answer(status == highspy.HighsModelStatus.kOptimal, found, values, A, scale)
 
 
+def _edition(solve: Edition) -> Peer:
+    """A solver of `editions` as one of `PEERS`."""
+
+    def peer(W: Array, k: int, limit: float, seed: int) -> Answer:
+        A, scale = in_scale(W, k)
+        try:
+            found = solve(A, k, limit, seed, absolute_gap(A, k))
+        except OverLimitError as error:
+            return {"status": "refused", "message": str(error)}
+        bound = None if found.bound is None or abs(found.bound) >= INFINITE else found.bound / scale
+        said = {"time": found.time, "nodes": found.nodes, "bound": bound}
+        return _answer(found.proved, said, found.x, A, scale)
+
+    return peer
+
+
 def dwave_sa(W: Array, k: int, limit: float, seed: int) -> Answer:
-    """Simulated annealing with its defaults, 100 samples for every penalty."""
+    """Simulated annealing with its defaults, `READS` samples for every penalty."""
     from dwave.samplers import SimulatedAnnealingSampler
 
     sampler = SimulatedAnnealingSampler()
-    return _sampled(lambda bqm: sampler.sample(bqm, num_reads=100, seed=seed), W, k)
+    return _sampled(lambda bqm: sampler.sample(bqm, num_reads=READS, seed=seed), W, k)
 
 
 def dwave_tabu(W: Array, k: int, limit: float, seed: int) -> Answer:
-    """Tabu search with its defaults (20 ms a sample), 100 samples for every penalty."""
+    """Tabu search with its defaults: one sample of 20 ms for every penalty."""
     from dwave.samplers import TabuSampler
 
     sampler = TabuSampler()
-    return _sampled(lambda bqm: sampler.sample(bqm, num_reads=100, seed=seed), W, k)
+    return _sampled(lambda bqm: sampler.sample(bqm, seed=seed), W, k)
 
 
 #: Penalties tried, in units of the mean weight that a chosen vertex adds; the best answer over all is taken.
-PENALTIES = (2.0, 3.0, 5.0)
+PENALTIES = (1.0, 2.0, 5.0)
+#: Samples of simulated annealing for each.
+READS = 20
 
 
 def _sampled(sample: Callable[[Any], Any], W: Array, k: int) -> Answer:
@@ -195,7 +228,9 @@ def _sampled(sample: Callable[[Any], Any], W: Array, k: int) -> Answer:
     import dimod
 
     A, scale = in_scale(W, k)
-    unit = max(float(np.sort(np.diag(A))[:k].sum()) / max(k, 1), 1e-12)
+    light = np.argsort(np.abs(np.diag(A)), kind="stable")[:k]
+    inside = A[np.ix_(light, light)]
+    unit = max(float(np.abs(2 * inside.sum(1) - np.diag(inside)).mean()), 1e-12) if k else 1.0
     samples: list[Array] = []
     began = time.perf_counter()
     for factor in PENALTIES:
@@ -242,6 +277,9 @@ def _answer(proved: bool, found: Answer, values: Array | None, A: Array, scale: 
 #: Name -> (solver, the distribution that it comes from, the module that it needs).
 PEERS: dict[str, tuple[Peer, str, str]] = {
     "gurobi": (gurobi, "gurobipy", "gurobipy"),
+    "cplex": (_edition(editions.cplex), "cplex", "cplex"),
+    "copt": (_edition(editions.copt), "coptpy", "coptpy"),
+    "xpress": (_edition(editions.xpress), "xpress", "xpress"),
     "scip": (scip, "pyscipopt", "pyscipopt"),
     "cpsat": (cpsat, "ortools", "ortools"),
     "highs": (highs, "highspy", "highspy"),

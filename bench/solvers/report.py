@@ -15,13 +15,15 @@ from bench.provenance import NONE, refuse
 from bench.report import Page, read_results, table, write_results
 from bench.solvers.evidence import Evidence, Row, median, proved, read_all, seconds
 from bench.solvers.figure import dots, draw
-from bench.solvers.peers import PEERS
+from bench.solvers.peers import FREE_LIMITS, PEERS
 from bench.solvers.suites import SUITES
 from bench.solvers.tables import FOLDED, MEANINGS, NAMES, OURS, PROVING, TABLES, Line
 from grace_opt.errors import OptionError
 from grace_opt.sweep import Record
 from grace_opt.sweep.cells import decode, encode
 
+#: What the instances of a suite are called in a sentence.
+SUITE_WORDS = {"clusters": "k-cluster instances"}
 #: Smaller numbers of a table differ from 0 by rounding only.
 TINY = 0.0001
 
@@ -45,13 +47,18 @@ def write_report(runs: Path, results: Path, *, allow_dirty: bool = False) -> str
     MixedError
         If they are not all of one clean commit.
     """
+    records, source = of_one_commit(runs, allow_dirty)
+    value: dict[str, Any] = encode({"provenance": source, **content(records)}, "report")
+    return write_results(results / "solvers", value, page, allow_dirty=allow_dirty)
+
+
+def of_one_commit(runs: Path, allow_dirty: bool) -> tuple[list[Record], dict[str, Any]]:
+    """Return the records of a folder, and where they come from; the errors are those of `write_report`."""
     records = read_all(runs)
     if not records:
         raise OptionError(f"no records in {runs}: python -m bench.solvers run --data DIR --out {runs}")
     sources = {_name(r): {**r.provenance, "commit": r.provenance.get("commit") or NONE} for r in records}
-    source = refuse(sources, allow_dirty)
-    value: dict[str, Any] = encode({"provenance": source, **content(records)}, "report")
-    return write_results(results / "solvers", value, page, allow_dirty=allow_dirty)
+    return records, refuse(sources, allow_dirty)
 
 
 def rewrite_report(results: Path, *, allow_dirty: bool = False) -> str:
@@ -72,14 +79,14 @@ def content(records: Sequence[Record]) -> dict[str, Any]:
         "versions": sorted({str(row["version"]) for row in evidence.rows if row.get("version")}),
         "captured": sorted({row["data"] for row in evidence.rows if row["data"]}),
         "summary": summary,
-        "beside gurobi": [line for suite in ("heads", "pairs") for line in _beside_gurobi(evidence, suite)],
+        "beside gurobi": [line for suite in ("heads", "pairs", "clusters") for line in _beside_gurobi(evidence, suite)],
         "missing suites": [name for name in SUITES if not any(row["suite"] == name for row in evidence.rows)],
         "missing methods": [name for name in PEERS if not any(row["method"] == name for row in evidence.rows)],
         **{name: function(evidence) for name, (_, function) in TABLES.items()},
         "dots": dots(evidence),
         "proved by more than one": both,
         "contradictions": contradictions,
-        "failures and notes": _notes(evidence),
+        "failures and notes": notes_of(evidence),
     }
 
 
@@ -90,8 +97,8 @@ def page(value: dict[str, Any]) -> Page:
     tables: list[str] = []
     for name, (title, _) in TABLES.items():
         if value[name] and name not in FOLDED:
-            tables += [f"**{title}.** {MEANINGS[name]}", "", *_table(value[name])]
-    details = [(TABLES[name][0], [MEANINGS[name], "", *_table(value[name])]) for name in FOLDED if value[name]]
+            tables += [f"**{title}.** {MEANINGS[name]}", "", *shown_table(value[name])]
+    details = [(TABLES[name][0], [MEANINGS[name], "", *shown_table(value[name])]) for name in FOLDED if value[name]]
     if notes:
         details.append((f"Failures and remarks ({len(notes)})", [f"- {line}" for line in notes]))
     return Page(
@@ -110,21 +117,22 @@ def page(value: dict[str, Any]) -> Page:
 def _found(value: dict[str, Any]) -> str:
     """Return the second sentence: proofs, Gurobi on the same cases, heuristics, certificates."""
     ours = value["summary"]
-    found = [f"Branch and bound proved {ours['proved']} of {ours['cases']} optima, in {_short(ours['median s'])} s at "
+    found = [f"Branch and bound proved {ours['proved']} of {ours['cases']} optima, in {short(ours['median s'])} s at "
              "the median"]  # fmt: skip
     for line in value["beside gurobi"]:
+        words = SUITE_WORDS.get(line["suite"], line["suite"])
         found.append(
-            f"on the {line['cases']} {line['suite']} that Gurobi was given, ours proved {line['ours: proved']} "
-            f"(median {_short(line['ours: median s'])} s) and Gurobi {line['Gurobi: proved']} "
-            f"({_short(line['Gurobi: median s'])} s)"
+            f"on the {line['cases']} {words} that Gurobi was given, ours proved {line['ours: proved']} "
+            f"(median {short(line['ours: median s'])} s) and Gurobi {line['Gurobi: proved']} "
+            f"({short(line['Gurobi: median s'])} s)"
         )
     if best := next((line for line in value["heuristics"] if line["method"] == "portfolio"), None):
         found.append(f"`portfolio` found the optimum of {best['optimal'].replace('/', ' of ')} heads in "
-                     f"{_short(best['ms per instance'])} ms each")  # fmt: skip
+                     f"{short(best['ms per instance'])} ms each")  # fmt: skip
     if tight := next((line for line in value["certificates"] if "level=tight" in line["bound"]), None):
         gap = tight["median gap %"]
-        below = "equals the optimum" if abs(gap) < TINY else f"is {_short(gap)} % below the optimum"
-        took = _short(tight["ms per instance"])
+        below = "equals the optimum" if abs(gap) < TINY else f"is {short(gap)} % below the optimum"
+        took = short(tight["ms per instance"])
         found.append(f'the lower bound of `certify="tight"` {below} at the median, in {took} ms each')
     return "; ".join(found) + "."
 
@@ -152,9 +160,17 @@ def _counted(value: dict[str, Any]) -> list[str]:
         "f is recomputed from the vertices in float64. A proof counts only if the solver's bound agrees with that f.",
         "",
     ]
+    lines += free_limits(value["versions"])
     if value["captured"]:
         lines += [f"Real heads: {'; '.join(value['captured'])}.", ""]
     return [*lines, f"Versions: {', '.join(value['versions'])}."]
+
+
+def free_limits(versions: Sequence[str]) -> list[str]:
+    """Return Markdown lines on what the free editions take, of those that were measured."""
+    measured = {version.partition(" ")[0] for version in versions}
+    named = [f"{NAMES[name]} {limit}" for name, limit in FREE_LIMITS.items() if PEERS[name][1] in measured]
+    return [f"Free editions take no more than so much: {'; '.join(named)}.", ""] if named else []
 
 
 def _beside_gurobi(evidence: Evidence, suite: str) -> list[Line]:
@@ -171,7 +187,7 @@ def _beside_gurobi(evidence: Evidence, suite: str) -> list[Line]:
     return [line]
 
 
-def _notes(evidence: Evidence) -> list[str]:
+def notes_of(evidence: Evidence) -> list[str]:
     def told(row: Row) -> str:
         return f"{row['method']}, {row['case']}, k = {row['k']}: {row.get('message') or row.get('note')}"
 
@@ -185,7 +201,7 @@ def _name(record: Record) -> str:
     return f"{cell} ({record.cell.key}.json)"
 
 
-def _table(rows: Sequence[Line]) -> list[str]:
+def shown_table(rows: Sequence[Line]) -> list[str]:
     """Return a Markdown table, texts first."""
     heads = list(rows[0])
     words = next((at for at, head in enumerate(heads) if not isinstance(rows[0][head], str)), len(heads))
@@ -195,10 +211,10 @@ def _table(rows: Sequence[Line]) -> list[str]:
 def _shown(value: Any) -> str:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "–"
-    return _short(value) if isinstance(value, float) else str(value).replace("|", "\\|")
+    return short(value) if isinstance(value, float) else str(value).replace("|", "\\|")
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """Three digits, as a person writes them."""
     if 0 < abs(value) < TINY:
         return f"< {TINY}"

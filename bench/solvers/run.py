@@ -90,11 +90,12 @@ def _planned(
     data: Path, size: str, names: Sequence[str] | None, methods: Sequence[str] | None, say: Say
 ) -> dict[str, list[Cell]]:
     """Return the cells of each suite whose instances and methods are available; `say` gets the others and why."""
+    known = suites.SUITES | suites.OTHERS
     found: dict[str, list[Cell]] = {}
     reasons: dict[str, str | None] = {}
     for name in _checked(names):
         try:
-            configs = suites.SUITES[name](data, suites.SIZES[size])
+            configs = known[name](data, suites.SIZES[size])
         except FileNotFoundError as error:
             if names is not None:
                 raise OptionError(f"suite {name}: {error}") from error
@@ -115,10 +116,11 @@ def _planned(
 
 
 def _checked(names: Sequence[str] | None) -> list[str]:
+    known = suites.SUITES | suites.OTHERS
     for name in names or ():
-        if name not in suites.SUITES:
-            raise OptionError(f"no suite is called {name!r}; there are {', '.join(suites.SUITES)}.")
-    return [name for name in suites.SUITES if names is None or name in names]
+        if name not in known:
+            raise OptionError(f"no suite is called {name!r}; there are {', '.join(known)}.")
+    return [name for name in known if name in (suites.SUITES if names is None else names)]
 
 
 def _check_public(data: Path, planned: dict[str, list[Cell]]) -> None:

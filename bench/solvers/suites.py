@@ -24,7 +24,9 @@ Config = dict[str, Any]
 HEURISTICS = ("think", "mies", "local_search", "drop_greedy", "beam", "tabu", "annealing", "portfolio")
 #: Searches that draw, and stop at a published value.
 SEARCHES = ("tabu", "annealing")
-EXACT = ("gurobi", "scip", "cpsat", "highs")
+#: Exact solvers that take the quadratic program as it stands; and all of them.
+QUADRATIC = ("gurobi", "cplex", "copt", "xpress", "scip")
+EXACT = (*QUADRATIC, "cpsat", "highs")
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,16 @@ class Size:
         Cases of a suite that peers are given; Gurobi gets more of the heads, see `gurobi`.
     gurobi : int or None
         Heads that Gurobi is given.
+    beside : int
+        Heads that every exact solver is given, on the page of `bench.peers`.
     search : float
         Seconds for a search on public instances.
     seeds : int
         Seeds of the search on public instances.
     repeats : int
         Calls for a batch, of which the median counts.
+    dispersion : int
+        n of the dispersion instances that samplers are given.
     large : int
         n of the large instances.
     short, long : float
@@ -64,18 +70,22 @@ class Size:
     peer: float
     sample: int
     gurobi: int | None
+    beside: int
     search: float
     seeds: int
     repeats: int
+    dispersion: int
     large: int
     short: float
     long: float
 
 
 SIZES = {
-    "smoke": Size(2, ((12, 2),), (12,), 5.0, 5.0, 2, 2, 1.0, 2, 1, 200, 0.5, 1.0),
-    "small": Size(None, ((128, 10), (256, 2)), (40, 80, 100), 60.0, 10.0, 4, 30, 5.0, 5, 1, 5000, 10.0, 30.0),
-    "full": Size(None, ((128, 20), (256, 4)), (40, 80, 100, 120), 600.0, 60.0, 8, None, 10.0, 10, 3, 5000, 10.0, 60.0),
+    "smoke": Size(2, ((12, 2),), (12,), 5.0, 5.0, 2, 2, 2, 1.0, 2, 1, 40, 200, 0.5, 1.0),
+    "small": Size(None, ((128, 10), (256, 2)), (40, 80, 100), 60.0, 10.0, 4, 30, 10, 5.0, 5, 1, 500, 5000, 10.0, 30.0),
+    "full": Size(
+        None, ((128, 20), (256, 4)), (40, 80, 100, 120), 600.0, 60.0, 8, None, 10, 10.0, 10, 3, 500, 5000, 10.0, 60.0
+    ),
 }
 
 
@@ -104,11 +114,11 @@ def heads(data: Path, size: Size) -> list[Config]:
 def pairs(data: Path, size: Size) -> list[Config]:
     """Two heads side by side: twice as many vertices, and far harder."""
     cases = _captured(data, "pairs", size.heads)
-    return _turns("pairs", cases, _proving(cases, size, EXACT[:2]))
+    return _turns("pairs", cases, _proving(cases, size, QUADRATIC))
 
 
 def synthetic(data: Path, size: Size) -> list[Config]:
-    """Synthetic attention, up to more vertices than Gurobi's free licence takes."""
+    """Synthetic attention, up to more vertices than the free editions of Gurobi and Xpress take."""
     cases = [
         Case(f"attention:{n}:{seed}", n, (k,))
         for n, count in size.synthetic
@@ -117,7 +127,7 @@ def synthetic(data: Path, size: Size) -> list[Config]:
     ]
     by_n = [[case for case in cases if case.n == n] for n, _ in size.synthetic]
     few = [case for part in by_n for case in spread(part, size.sample)]
-    plans = {"branch_and_bound": (cases, size.proof), **dict.fromkeys(EXACT[:2], (few, size.peer))}
+    plans = {"branch_and_bound": (cases, size.proof), **dict.fromkeys(QUADRATIC, (few, size.peer))}
     return _turns("synthetic", cases, plans)
 
 
@@ -165,11 +175,14 @@ def certificates(data: Path, size: Size) -> list[Config]:
 
 
 def samplers(data: Path, size: Size) -> list[Config]:
-    """dwave-samplers on synthetic attention: how good, and how often of the wrong size."""
+    """dwave-samplers on synthetic attention and on dispersion: how good, and how often of the wrong size."""
     n, count = size.synthetic[0]
     cases = spread([Case(f"attention:{n}:{seed}", n, (k,)) for seed in range(count) for k in _usual(n)], size.sample)
-    plans = {"dwave_sa": (cases, None), "dwave_tabu": (cases, None)}  # they stop by themselves
-    return _turns("samplers", cases, {**plans, "portfolio": (cases, size.peer)})
+    m = size.dispersion  # random distances, as MDPLIB's MDG-a has them: n = 500, k = 50
+    far = [Case(f"dispersion:{m}:{seed}", m, (m // 10,)) for seed in (0, 1)]
+    plans: Plans = dict.fromkeys(("dwave_sa", "dwave_tabu"), ([*cases, *far], None))  # they stop by themselves
+    searches: Plans = dict.fromkeys(SEARCHES, (far, size.search))
+    return _turns("samplers", [*cases, *far], {**plans, **searches, "portfolio": ([*cases, *far], size.search)})
 
 
 def large(data: Path, size: Size) -> list[Config]:
@@ -179,6 +192,14 @@ def large(data: Path, size: Size) -> list[Config]:
     for limit in (size.short, size.long):
         found += _turns("large", cases, dict.fromkeys((*SEARCHES, "portfolio"), (cases, limit)))
     return found
+
+
+def beside(data: Path, size: Size) -> list[Config]:
+    """Real heads and k-cluster instances, each proved by every exact solver: k-cluster, as heads alone flatter all."""
+    n = size.clusters[0]
+    real = [case for case in _captured(data, "heads", size.beside) if case.ks == (case.n // 2,)]
+    cases = [*real, *(Case(f"k_cluster:{n}:{density}:0", n, (n // 2,)) for density in (0.25, 0.5, 0.75))]
+    return _turns("beside", cases, dict.fromkeys(("branch_and_bound", *EXACT), (cases, size.peer)))
 
 
 #: Every suite by name, in the order in which they run.
@@ -197,6 +218,10 @@ SUITES: dict[str, Callable[[Path, Size], list[Config]]] = {
         large,
     )
 }
+
+
+#: Suites of another page, `bench.peers`: `bench.solvers all` leaves them out.
+OTHERS: dict[str, Callable[[Path, Size], list[Config]]] = {"beside": beside}
 
 
 #: Which of the sets that have to be fetched a suite needs; all others make their instances from seeds.

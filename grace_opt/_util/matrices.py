@@ -99,8 +99,9 @@ def asymmetric(
         allowed = min(symmetry_rtol(eps) * one * other, UNITS_OF_LARGEST * eps * largest)
         limit = f"{allowed:.3g} (rounding, by the two vertices' largest weights)"
     return ProblemError(
-        f"W is not symmetric: |W{[*batch, i, j]} - W{[*batch, j, i]}| = {difference:.3g}{names}, allowed {limit}. If "
-        "you mean the symmetric part, pass grace_opt.symmetrize(W); on the command line, --symmetrize."
+        f"W is not symmetric: |W{[*batch, i, j]} - W{[*batch, j, i]}| = {difference:.3g}{names}, allowed {limit}. "
+        "Both are one weight: if one half was left out, fill it, W + W.T with the diagonal once. If you mean the "
+        "symmetric part, pass grace_opt.symmetrize(W); on the command line, --symmetrize."
     )
 
 

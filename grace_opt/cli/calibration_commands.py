@@ -15,52 +15,87 @@ from .._util.terminal import escape_path
 from ..errors import OptionError
 from .common import ModelName, console, errors_as_exit_codes
 from .model_files import check_tensor_file, load, read_text
-from .tables import print_basis, print_layers
+from .tables import print_bases, print_basis, print_layers
 
 
 def basis(
-    model: ModelName,
-    out: Annotated[Path, typer.Option("-o", "--out", help="File to write, for instance basis.safetensors.")],
+    model: Annotated[
+        str | None, typer.Argument(help="Hub id, folder or .gguf file; or pocket, the pocket model.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--out", help="File to write, for instance basis.safetensors. Default: the user's folder of bases."
+        ),
+    ] = None,
     text: Annotated[
         list[Path] | None,
         typer.Option(help="Text file, UTF-8, to calibrate on; repeatable. Default: six short texts of grace_opt."),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Number of first tokens of each text that are used.")] = 2048,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Number of first tokens of each text that are used; default: 2048.")
+    ] = None,
     end_to_end: Annotated[
         bool, typer.Option(help="Share bits among heads by how much the next tokens mind; takes gradients.")
     ] = True,
+    show: Annotated[
+        bool, typer.Option("--list", help="List the folder of bases: models, days, sizes, last uses. With MODEL, its.")
+    ] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove these files, or those of MODEL alone.")] = False,
 ) -> None:
     """Calibrate MODEL for caches of a few bits per element.
 
     Finds the coordinates in which its keys and values are stored, and how many bits each head takes; once per model.
-    Use the file with PrunedKeyCache(model, bits=2.25, basis=FILE). Takes a few times as long as reading
-    the texts.
+    Without -o, the basis is kept in a folder in the user's cache, where attach(model, bits=2.25) finds it and would
+    else put it at its first long prompt. A file of -o is for PrunedKeyCache(model, bits=2.25, basis=FILE). After
+    Ctrl-C, the same command goes on with the texts that are left.
 
     Example: grace-opt basis HuggingFaceTB/SmolLM2-135M -o smollm2.safetensors
     """
     with errors_as_exit_codes():
-        check_tensor_file(out)
+        if out is not None:
+            check_tensor_file(out)
+        elif text or tokens is not None or not end_to_end:
+            raise OptionError("--text, --tokens and --no-end-to-end make a basis of your own: write -o FILE as well.")
         try:
-            from ..hf.bits.calibrate import calibrate_basis
+            from ..hf.bits import basis_folder
+            from ..hf.bits.at_hand import basis_for
+            from ..hf.bits.calibrate import TOKENS, calibrate_basis
+            from ..hf.models import POCKET_FOLDER
             from ..hf.texts import shipped_texts
         except ImportError as error:
             raise OptionError(f"calibration needs transformers: {pip_install('hf')} ({error})") from None
+        if show or clear:
+            if out is not None or (show and clear):
+                raise OptionError("--list, --clear and -o FILE are for different things: write one of them.")
+            where = basis_folder.folder()
+            names = {model, str(POCKET_FOLDER)} if model == "pocket" else {model}
+            kept = [one for one in basis_folder.kept_bases(where) if model is None or one.model in names]
+            print_bases(console, where, kept, basis_folder.clear(kept) if clear else None)
+            return
+        if model is None:
+            raise OptionError("write which MODEL to calibrate; or --list, to see what was calibrated.")
         texts = [read_text(path) for path in text] if text else shipped_texts()
         loaded, tokenizer = load(model)
         start = time.monotonic()
-        with progress_bar(None, len(texts)) as show:
-            made = calibrate_basis(
-                loaded,
-                tokenizer,
-                texts,
-                tokens=tokens,
-                end_to_end=end_to_end,
-                advance=lambda done: show("calibrating", done),
-            )
+        if out is None:
+            made = basis_for(loaded, tokenizer=tokenizer)
+        else:
+            with progress_bar(None, len(texts), "texts") as bar:
+                made = calibrate_basis(
+                    loaded,
+                    tokenizer,
+                    texts,
+                    tokens=tokens or TOKENS,
+                    end_to_end=end_to_end,
+                    advance=lambda done: bar(f"calibrating {model}", done),
+                    checkpoint=basis_folder.unfinished(out),
+                )
+            made.save(out)
         seconds = time.monotonic() - start
-        made.save(out)
-    print_basis(console, made, seconds, out.stat().st_size)
-    console.print(f"wrote {escape_path(str(out), sys.stdout)}", soft_wrap=True)
+    print_basis(console, made, seconds)
+    if out is not None:
+        console.print(f"wrote {escape_path(str(out), sys.stdout)}", soft_wrap=True)
 
 
 def layers(
@@ -103,7 +138,7 @@ def layers(
             )
         texts = [read_text(path) for path in text] if text else None
         loaded, tokenizer = load(model)
-        with progress_bar(None, 100) as show:
+        with progress_bar(None, 100, "%") as show:
             made = calibrate_eviction(
                 loaded,
                 tokenizer,
@@ -155,7 +190,7 @@ def export(
             raise OptionError(f"exporting needs transformers: {pip_install('hf')} ({error})") from None
         texts = [read_text(path) for path in text] if text else None
         loaded, tokenizer = load(model)
-        with progress_bar(None, len(texts or shipped_texts())) as show:
+        with progress_bar(None, len(texts or shipped_texts()), "texts") as show:
             made = export_static(
                 *(loaded, out, bits),
                 tokenizer=tokenizer,

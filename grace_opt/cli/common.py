@@ -63,8 +63,9 @@ def errors_as_exit_codes() -> Iterator[None]:
             raise
         told = str(error).rstrip(".") or "no details given"
         fail("error", f"there is too little memory: {told}. Use a smaller instance.", Exit.BAD_INPUT)
-    except KeyboardInterrupt:
-        fail("interrupted", "nothing had been found yet.", Exit.INTERRUPTED)
+    except KeyboardInterrupt as stop:
+        notes = " ".join(getattr(stop, "__notes__", ()))
+        fail("interrupted", notes or "nothing had been found yet.", Exit.INTERRUPTED)
 
 
 def _is_memory(error: Exception) -> bool:

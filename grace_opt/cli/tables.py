@@ -1,4 +1,4 @@
-"""Tables for the command line: a solution, the demo's report, a calibrated basis, and what layers lose.
+"""Tables for the command line: a solution, the demo's report, calibrated bases, and what layers lose.
 
 Built on rich.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ from ..comparison.table import MAX_INSTANCES_SHOWN
 from ..solution import Solution
 
 if TYPE_CHECKING:
+    from ..hf.bits.basis_folder import KeptBasis
     from ..hf.bits.calibrated import CalibratedBasis
     from ..hf.demo import DemoReport
     from ..hf.layer_losses import LayerLosses
@@ -31,8 +34,30 @@ SHOWN_BITS, SHOWN_LAYERS = 2.25, 2
 SHOWN_SHARE, SHOWN_LENGTH = 0.25, 2000
 
 
-def print_basis(console: Console, basis: CalibratedBasis, seconds: float, size: int) -> None:
+def print_bases(console: Console, folder: Path, bases: Sequence[KeptBasis], removed: int | None) -> None:
+    """Print the bases of a folder; or, if they have just been removed, how many files that were."""
+    size, where = sum(each.bytes for each in bases) / 2**20, escape_path(str(folder), sys.stdout)
+    if removed is not None:
+        console.print(f"removed {removed} file{'s' * (removed != 1)}, {size:,.1f} MiB, from {where}", soft_wrap=True)
+        return
+    if bases:
+        table = FittingTable()
+        for name in ("model", "calibrated", "MiB", "last use"):
+            table.add_column(name, justify="right" if name == "MiB" else "left")
+        for each in bases:
+            name = escape_path(each.model or each.path.stem, sys.stdout)
+            made = each.made if each.is_finished else "unfinished"
+            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used))
+            table.add_row(name, made, f"{each.bytes / 2**20:,.1f}", used)
+        console.print(table)
+    console.print(f"{len(bases)} file{'s' * (len(bases) != 1)}, {size:,.1f} MiB, in {where}", soft_wrap=True)
+
+
+def print_basis(console: Console, basis: CalibratedBasis, seconds: float) -> None:
     """Print what a basis was made of, and the shares of the first and last layers."""
+    from ..hf.bits.basis_file import as_tensors  # loaded already
+
+    size = sum(each.nbytes for each in as_tensors(basis).values())
     layers, heads = basis.layers, {len(each.energy) for each in basis.keys.values()}
     console.print(
         f"{len(layers)} layers, {' or '.join(map(str, sorted(heads)))} KV heads; {basis.texts} "

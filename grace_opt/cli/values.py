@@ -73,7 +73,7 @@ def parse_option(text: str, labels: tuple[str, ...] | None = None) -> tuple[str,
     if value in PYTHON_LITERALS:
         return name, PYTHON_LITERALS[value]
     try:
-        if re.fullmatch(r"-?\d+(,-?\d+)+", value):
+        if re.fullmatch(r"-?[0-9]+(,-?[0-9]+)+", value):
             return name, [int(part) for part in value.split(",")]  # vertices, as for --protected
         return name, json.loads(value, parse_float=_number)
     except json.JSONDecodeError:
@@ -127,12 +127,12 @@ def parse_vertices(option: str, text: str | None, labels: tuple[str, ...] | None
     parts = _parts(option, text)
     if labels is not None and (set(parts) & set(labels) or any(label.isdecimal() for label in labels)):
         return parts  # the error names the one that is unknown
-    try:
-        numbers = [int(part) for part in parts]
-    except ValueError:
+    # int() also takes 1_0, which is more likely meant as 1,0 than as 10, and digits of other scripts.
+    if not all(re.fullmatch(r"\s*[+-]?[0-9]{1,4000}\s*", part) for part in parts):
         if labels is None:
-            raise OptionError(f"--{option} {text!r}: write vertex numbers with commas, e.g. 0,3,17.") from None
+            raise OptionError(f"--{option} {text!r}: write vertex numbers with commas, e.g. 0,3,17.")
         return parts
+    numbers = [int(part) for part in parts]
     if labels is None:
         return numbers
     if wrong := [number for number in numbers if not 0 <= number < len(labels)]:

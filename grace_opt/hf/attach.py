@@ -6,8 +6,9 @@ therefore need no declaration, and calls from several threads share nothing. If 
 used; if it is a `PrunedKeyCache` that has not pruned yet, `attach` declares the end of the prompt.
 
 Two things change on the model: its attention implementation (:mod:`grace_opt.hf.implementation`), and an attribute
-``generate`` of this one instance (:mod:`grace_opt.hf.generate_hook`). Both are restored when the block ends, also after
-an exception. If a call is still running in another thread then, they are restored when the last such call ends
+``generate`` of this one instance (:mod:`grace_opt.hf.generate_hook`); while a call runs, so does what it prepares its
+steps with (:mod:`grace_opt.hf.given_cache`). All are restored when the block ends, also after an exception. If a call
+is still running in another thread then, they are restored when the last such call ends
 (:mod:`grace_opt.hf.running_calls`). Nothing in transformers is patched.
 """
 
@@ -21,7 +22,7 @@ from contextlib import ContextDecorator
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
 from .._util.warning import users_line, warn
 from ..errors import CacheError, OptionError
@@ -30,8 +31,8 @@ from .arguments import require_model
 from .cache import PrunedKeyCache
 from .config import PruningConfig
 from .generate_hook import GenerateHook, close_block, open_block
+from .given_cache import GivenCache, record_past
 from .implementation import ImplementationOverride, base_for
-from .layer import PrunedKeyLayer
 from .prompt import NO_TOKENS
 from .running_calls import RunningCalls
 
@@ -108,6 +109,11 @@ class Attached(ContextDecorator):
         if isinstance(given, PrunedKeyCache):
             given.check_model(self._model)
             _check_whole(given, args, kwargs)
+            if not self._uses_cache(args, kwargs):
+                raise OptionError(
+                    "use_cache=False beside past_key_values: the model would read the whole text again in every step, "
+                    "and the cache would hold it as often; leave out one of them"
+                )
         if kwargs.get("cache_implementation") is not None:
             raise OptionError("attach() already gives generate() a cache; leave out cache_implementation")
         if given is None and self._uses_cache(args, kwargs):
@@ -116,18 +122,17 @@ class Attached(ContextDecorator):
             given.declare_prompt(length)  # the turns before this one were too short to prune
         elif given is not None and not isinstance(given, PrunedKeyCache):
             self._say_foreign(given)
-        if isinstance(given, PrunedKeyCache):
-            args, kwargs = self._without_implementation(args, kwargs)
-        if isinstance(given, PrunedKeyCache) and self._is_assisted(args, kwargs):
-            for layer in given.layers:  # later versions of transformers raise themselves
-                if isinstance(layer, PrunedKeyLayer):
-                    layer.activate_past_recording()
-        output = plain(*args, **kwargs)
-        if isinstance(given, PrunedKeyCache) and not given.get_seq_length():
-            warn(
-                "generate() has put nothing into its cache, so nothing was pruned: transformers leaves the cache out "
-                "where a model trains with gradient checkpointing (model.eval() ends that), and some models ignore it",
-            )
+        if not isinstance(given, PrunedKeyCache):
+            return plain(*args, **kwargs)
+        args, kwargs = self._without_implementation(args, kwargs)
+        if self._is_assisted(args, kwargs):
+            record_past(given)
+        following = GivenCache(self._model, given, length, (length or 0) - (_count(*_ids(args, kwargs)) or 0))
+        with following.followed():
+            output = plain(*args, **kwargs)
+        own = getattr(plain, "__func__", None) is GenerationMixin.generate and not kwargs.get("custom_generate")
+        if left_out := following.check(output, whole=own):
+            warn(left_out)
         return output
 
     def _say_foreign(self, given: object) -> None:
@@ -351,7 +356,14 @@ def _check_whole(cache: PrunedKeyCache, args: tuple[Any, ...], kwargs: Mapping[s
 
 def _prompt_length(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
     """Return the number of tokens of a generate()'s prompt, padding included; None if only generate() can know it."""
-    for given in (kwargs.get("inputs_embeds"), kwargs.get("input_ids"), kwargs.get("inputs"), *args[:1]):
-        if isinstance(given, Tensor) and given.dim() >= 2:
-            return int(given.shape[1])
-    return None
+    return _count(kwargs.get("inputs_embeds"), *_ids(args, kwargs))
+
+
+def _ids(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what may be a generate()'s input of tokens, not of embeddings: the first tensor is."""
+    return kwargs.get("input_ids"), kwargs.get("inputs"), *args[:1]
+
+
+def _count(*inputs: Any) -> int | None:
+    """Return the number of tokens of the first tensor."""
+    return next((int(given.shape[1]) for given in inputs if isinstance(given, Tensor) and given.dim() >= 2), None)

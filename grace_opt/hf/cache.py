@@ -34,7 +34,7 @@ from .arguments import unwrap_model
 from .bits.budget import BitBudget
 from .bits.coded import CodedTokens
 from .bits.make_budget import budget_of
-from .bits.settings import BUDGETS, DEFAULT_BITS
+from .bits.settings import BUDGETS, DEFAULT_BITS, NO_BASIS, OF_PROMPT
 from .config import PruningConfig
 from .fingerprint import OPTIONAL, adapters_of, fingerprint, fingerprint_differences
 from .in_step import InStep, all_or_none
@@ -85,6 +85,8 @@ class PrunedKeyCache(Cache):
         The settings.
     prunable_layers : tuple of int
         Positions, in the model, of the layers that are pruned.
+    left_out : str or None
+        After a ``generate`` of `attach`: why the cache holds less than the text, if it does.
 
     Raises
     ------
@@ -176,6 +178,7 @@ class PrunedKeyCache(Cache):
                 LayerPlan(index, len(layers), source, self.pruning, chunk_size, announces, self.budget)
             )
         self._last_updated: PrunedKeyLayer | None = None
+        self.left_out: str | None = None
         self._attending = ""  # the model's attention implementation in this step
         self._in_step = InStep(layers, text)
         super().__init__(layers=layers, offloading=offloading)
@@ -320,6 +323,7 @@ class PrunedKeyCache(Cache):
                 layer.is_initialized = False
         super().reset()
         self._in_step.forget()
+        self.left_out = None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of cached tokens: all that were added and not cropped."""
@@ -488,6 +492,8 @@ class PrunedKeyCache(Cache):
         except GraceError as error:
             raise CacheError(f"{path} has settings that this grace_opt does not know: {error}") from error
         if basis is not None:
+            if pruning.basis in (OF_PROMPT, NO_BASIS):
+                raise CacheError(f"{path} is coded in no calibrated basis; leave basis= out")
             pruning = replace(pruning, basis=basis)
         deciding: dict[str, Any] = {"provider": provider, "masks": masks}
         if about["chosen_by"] != "method" and provider is None and masks is None:
@@ -503,9 +509,7 @@ class PrunedKeyCache(Cache):
                     "basis in another file, write PrunedKeyCache.load(path, model, basis=FILE)"
                 ) from error
             raise CacheError(f"{path} has settings that do not suit this model: {error}") from error
-        if about["basis"] is None and cache._basis_digest() is not None:
-            raise CacheError(f"{path} is coded in no calibrated basis; leave basis= out")
-        if about["basis"] != cache._basis_digest():
+        if about["basis"] is not None and about["basis"] != cache._basis_digest(needed=True):
             raise CacheError(
                 f"{path} is coded in another basis of this model than the one at hand (basis={cache.pruning.basis!r}); "
                 "write PrunedKeyCache.load(path, model, basis=FILE) with the file of the basis that it was coded in, "
@@ -515,6 +519,9 @@ class PrunedKeyCache(Cache):
             restore_layers(cache.layers, about, tensors, layer_devices(model, len(cache.layers)))
         except CacheError as error:
             raise CacheError(f"{path}: {error}") from error
+        known = cache.budget is None or cache.budget.source is None or about["basis"] is not None
+        if not known and any(layer.pruned_length for layer in cache._pruned_layers()):
+            raise CacheError(f"{path} does not say in which basis it is coded; run the prompt again")
         return cache
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -533,14 +540,17 @@ class PrunedKeyCache(Cache):
         made.__dict__.update(copy.deepcopy(self.__dict__, copies))
         return made
 
-    def _basis_digest(self) -> str | None:
-        """Return the digest of the calibrated basis; None if there is none."""
-        calibrated = None if self.budget is None else self.budget.calibrated
-        return None if calibrated is None else calibrated.digest()
+    def _basis_digest(self, needed: bool = False) -> str | None:
+        """Return the digest of the calibrated basis; None if there is none, or none was needed so far."""
+        source = None if self.budget is None else self.budget.source
+        if source is None or not (needed or source.known):
+            return None
+        return source().digest()
 
     def memory_report(self) -> MemoryReport:
         """Return the bytes that the cache holds now, by part, and those of the dense equivalent."""
-        return measure(self._pruned_layers(), [x for x in self.layers if not isinstance(x, PrunedKeyLayer)])
+        found = measure(self._pruned_layers(), [x for x in self.layers if not isinstance(x, PrunedKeyLayer)])
+        return replace(found, left_out=self.left_out)
 
     def read_report(self) -> ReadReport:
         """Return how many tokens the steps have read, and the bounds on the attention of all others, for each layer.

@@ -68,7 +68,9 @@ class MemoryReport:
     evictions_differ : bool
         Whether some layers have evicted more tokens than `evicted_tokens`.
     idle : tuple of str
-        Settings that have changed nothing so far and why, a sentence each; ``str(report)`` ends with them.
+        Settings that have changed nothing so far and why, a sentence each; ``str(report)`` has them at the end.
+    left_out : str, optional
+        Why the cache holds less than the text of the latest ``generate``; ``str(report)`` ends with it.
     """
 
     layers: int
@@ -101,6 +103,7 @@ class MemoryReport:
     evicted_tokens: int = 0
     evictions_differ: bool = False
     idle: tuple[str, ...] = ()
+    left_out: str | None = None
 
     @property
     def key_bits(self) -> float | None:
@@ -154,7 +157,7 @@ class MemoryReport:
         dense = self.dense_equivalent_total_bytes
         return self.total_bytes / dense if dense else 1.0
 
-    def to_dict(self) -> dict[str, int | float | bool | list[str] | None]:
+    def to_dict(self) -> dict[str, int | float | bool | str | list[str] | None]:
         """Return all fields and everything computed from them, as plain values for JSON.
 
         ``total_bytes`` and ``total_ratio`` are of what is stored; ``allocated_bytes`` has the room to grow as well.
@@ -197,7 +200,8 @@ class MemoryReport:
                 f"{self.unread_bound_mean:.3g} of the attention on average, {self.unread_bound_max:.3g} at worst"
                 f"{at_confidence(self.read_confidence)}"
             )
-        return "\n".join([*lines, *(f"  {sentence}" for sentence in self.idle)])
+        said = self.idle if self.left_out is None else (*self.idle, self.left_out)
+        return "\n".join([*lines, *(f"  {sentence}" for sentence in said)])
 
     def _header(self) -> str:
         """Return what became of the tokens that were read."""

@@ -229,7 +229,8 @@ class _Check:
         self.tokens_of("tail_keys", keys, keys.shape[:3])
         self.tokens_of("tail_values", values, keys.shape[:3], keys.dtype)
         (batch, heads, recent, width), depth = keys.shape, values.shape[3]
-        bases = plan.bits.bases(plan.index, heads, rank())
+        coded = isinstance(said["rows"], list) and any(said["rows"])  # else no basis is needed
+        bases = plan.bits.bases(plan.index, heads, rank()) if coded else None
         if bases is not None:
             made = tuple(tuple(basis.decode.shape) for basis in bases)
             self.require(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,17 @@ def token_ids(text: str | Tensor, tokenizer: Any, number: int, call: str) -> Ten
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise OptionError(f"text {number} is of {ids.dtype}, and token numbers are integers; write ids.long()")
     return ids
+
+
+def digest(texts: Sequence[Tensor]) -> str:
+    """Return the SHA-256 of token numbers.
+
+    Examples
+    --------
+    >>> digest([torch.tensor([[1, 2]])]) == digest([torch.tensor([[1], [2]]).T])
+    True
+    """
+    found = hashlib.sha256()
+    for ids in texts:
+        found.update(f"{tuple(ids.shape)}".encode() + ids.to("cpu", torch.int64).contiguous().numpy().tobytes())
+    return found.hexdigest()

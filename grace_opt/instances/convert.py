@@ -2,9 +2,11 @@ r"""Convert instances to models of other libraries, to check results with solver
 
 * `to_cvxpy`: a mixed-integer problem for Gurobi, SCIP, HiGHS, …
 * `to_dimod_bqm`, `to_dimod_cqm`: for D-Wave's samplers, classical and quantum.
-* `to_networkx`: a graph, which `grace_opt.solve` reads back as the same W.
+* `to_networkx`, `to_igraph`: a graph; `grace_opt.solve` reads networkx's back as the same W.
 
-At every choice of k vertices, the value of the model is f(S). Each call converts one instance. Sources: Glover &
+At every choice of k vertices, the value of the model is f(S). Each call converts one instance, of W in any form that
+`grace_opt.solve` takes; entries that a sparse W gives twice are added first. All coefficients are exact, but for the
+rounding that a penalty or a shift brings. Sources: Glover &
 Woolsey, Oper. Res. 22 (1974) for the linear form; Hammer & Rubin, RAIRO 3 (1970) for the shifted one; the default
 penalty is ours.
 """
@@ -20,7 +22,7 @@ from .._util.arrays import least_eigenvalue
 from .._util.optional import require
 from .._util.parameters import choice, number
 from ..errors import ProblemError
-from ..problem import Problem
+from ..problem import Problem, SparseWeights
 
 OBJECTIVE_FORMS = ("linear", "quadratic")
 #: Relative to its largest entry and n, the shifted W is PSD up to this much, despite rounding in the eigenvalue.
@@ -73,24 +75,25 @@ def to_cvxpy(W: Any, k: int, protected: Any = None, *, form: str = "linear") -> 
     cp = require("cvxpy", "peers", "to_cvxpy()")
     choice("form", form, OBJECTIVE_FORMS)
     problem = _single(W, k, protected)
-    weights, n = _array(problem), problem.n
+    n = problem.n
     x = cp.Variable(n, boolean=True, name="x")
     constraints = [cp.sum(x) == int(problem.k)]
     if blocked := (~problem.candidates).nonzero().flatten().tolist():
         constraints.append(x[blocked] == 0)
     if form == "quadratic":
+        weights = _array(problem, "to_cvxpy(form='quadratic')")
         # Set protected vertices to 0: a huge one would otherwise shift all others by more than their weights.
         free = problem.candidates.cpu().numpy()
         weights = np.where(np.outer(free, free), weights, 0.0)
         shift = min(0.0, least_eigenvalue(weights)) - SHIFT_MARGIN * n * float(np.abs(weights).max())
         convex = cp.psd_wrap(weights - shift * np.eye(n))
         return cp.Problem(cp.Minimize(cp.quad_form(x, convex) + shift * cp.sum(x)), constraints)
-    i, j = np.nonzero(np.triu(weights, 1))
-    objective = np.diagonal(weights) @ x
+    nodes, i, j, edges = _parts(problem, "to_cvxpy()")
+    objective = nodes @ x
     if len(i):
         y = cp.Variable(len(i), nonneg=True, name="y")
-        objective = objective + 2 * weights[i, j] @ y
-        positive, negative = np.flatnonzero(weights[i, j] > 0), np.flatnonzero(weights[i, j] < 0)
+        objective = objective + 2 * edges @ y
+        positive, negative = np.flatnonzero(edges > 0), np.flatnonzero(edges < 0)
         if len(positive):
             constraints.append(y[positive] >= x[i[positive]] + x[j[positive]] - 1)
         if len(negative):
@@ -106,7 +109,9 @@ def to_dimod_bqm(W: Any, k: int, penalty: float | None = None, *, protected: Any
     For every x with k ones, E(x) is f. The default :math:`p > \max_i (|W_{ii}| + 2 \sum_{j \ne i} |W_{ij}|)`, the most
     by which one vertex can change f, makes every minimiser of E an optimal choice of k vertices: adding or removing d
     vertices to correct the size costs less than the penalty :math:`p d^2` that it saves. A heuristic sampler may still
-    return other sizes, more often the smaller p is; a large p hides the differences in W.
+    return other sizes, more often the smaller p is; a large p hides the differences in W, and rounds them: the model's
+    coefficients are those of W plus p. Its offset is :math:`p k^2`. To save it, write ``model.to_file()``, which keeps
+    all digits and the offset; dimod's COO text keeps six decimals and no offset.
 
     Parameters
     ----------
@@ -135,18 +140,22 @@ def to_dimod_bqm(W: Any, k: int, penalty: float | None = None, *, protected: Any
     """
     dimod = require("dimod", "peers", "to_dimod_bqm()")
     problem = _single(W, k, protected)
-    weights, size = _array(problem), int(problem.k)
+    weights, size = _array(problem, "to_dimod_bqm()"), int(problem.k)
     if penalty is None:
         free = problem.candidates.cpu().numpy()  # protected vertices are not in the model
         among = np.abs(weights[np.ix_(free, free)])
         most = float((2 * among.sum(1) - np.diagonal(among)).max(initial=0.0))
         penalty = 1.01 * most if most > 0 else 1.0
     p = number("penalty", penalty, above=0, hint="or None for one that is large enough")
-    return _quadratic(dimod, problem, np.diagonal(weights) + p * (1 - 2 * size), 2 * (weights + p), p * size**2)
+    i, j = np.triu_indices(problem.n, 1)
+    linear = np.diagonal(weights) + p * (1 - 2 * size)
+    return _quadratic(dimod, problem, linear, i, j, 2 * (weights[i, j] + p), p * size**2)
 
 
 def to_dimod_cqm(W: Any, k: int, *, protected: Any = None) -> Any:
     """Convert to a dimod constrained quadratic model: objective f, and a constraint "size" that k are chosen.
+
+    Its coefficients are exactly those of W.
 
     Parameters
     ----------
@@ -173,8 +182,8 @@ def to_dimod_cqm(W: Any, k: int, *, protected: Any = None) -> Any:
     """
     dimod = require("dimod", "peers", "to_dimod_cqm()")
     problem = _single(W, k, protected)
-    weights = _array(problem)
-    objective = _quadratic(dimod, problem, np.diagonal(weights), 2 * weights, 0.0)
+    nodes, i, j, edges = _parts(problem, "to_dimod_cqm()")
+    objective = _quadratic(dimod, problem, nodes, i, j, 2 * edges, 0.0)
     model = dimod.ConstrainedQuadraticModel()
     model.set_objective(objective)
     if objective.num_variables:
@@ -190,7 +199,7 @@ def to_networkx(W: Any) -> Any:
 
     Parameters
     ----------
-    W : array_like (n, n)
+    W : array_like (n, n), or what else `grace_opt.solve` takes
         Symmetric weights.
 
     Returns
@@ -210,11 +219,47 @@ def to_networkx(W: Any) -> Any:
     """
     nx = require("networkx", "peers", "to_networkx()")
     problem = _single(W, 0, None)
-    weights, names = _array(problem), _names(problem)
-    graph = nx.Graph()
-    graph.add_nodes_from((name, {"weight": float(w)}) for name, w in zip(names, np.diagonal(weights), strict=True))
-    i, j = np.nonzero(np.triu(weights, 1))
-    graph.add_weighted_edges_from((names[a], names[b], float(2 * weights[a, b])) for a, b in zip(i, j, strict=True))
+    nodes, i, j, edges = _parts(problem, "to_networkx()")
+    names, graph = _names(problem), nx.Graph()
+    graph.add_nodes_from((name, {"weight": weight}) for name, weight in zip(names, nodes.tolist(), strict=True))
+    ends = zip(i.tolist(), j.tolist(), (2 * edges).tolist(), strict=True)
+    graph.add_weighted_edges_from((names[a], names[b], weight) for a, b, weight in ends)
+    return graph
+
+
+def to_igraph(W: Any) -> Any:
+    """Convert to a graph of igraph with the weights of `to_networkx`, as attributes of its vertices and edges.
+
+    The edges are passed one by one. ``igraph.Graph.Weighted_Adjacency`` of a sparse symmetric matrix loses the
+    negative ones unless it is given ``mode="upper"``, and knows no node weights.
+
+    Parameters
+    ----------
+    W : array_like (n, n), or what else `grace_opt.solve` takes
+        Symmetric weights.
+
+    Returns
+    -------
+    igraph.Graph
+        Attribute ``weight`` on vertices and edges, and ``name`` on vertices if W has names.
+
+    Raises
+    ------
+    ProblemError, OptionError
+
+    Examples
+    --------
+    >>> graph = to_igraph([[3.0, -1.0], [-1.0, 0.0]])  # doctest: +SKIP
+    >>> graph.vs["weight"], graph.es["weight"]  # doctest: +SKIP
+    ([3.0, 0.0], [-2.0])
+    """
+    igraph = require("igraph", "peers", "to_igraph()")
+    problem = _single(W, 0, None)
+    nodes, i, j, edges = _parts(problem, "to_igraph()")
+    graph = igraph.Graph(n=problem.n, edges=np.column_stack([i, j]))
+    graph.vs["weight"], graph.es["weight"] = nodes.tolist(), (2 * edges).tolist()
+    if problem.labels is not None:
+        graph.vs["name"] = [str(label) for label in problem.labels]
     return graph
 
 
@@ -227,21 +272,35 @@ def _single(W: Any, k: Any, protected: Any) -> Problem:
     return problem
 
 
-def _array(problem: Problem) -> npt.NDArray[np.float64]:
-    return np.asarray(problem.W.detach().cpu().numpy(), dtype=np.float64)
+def _array(problem: Problem, wanted_by: str) -> npt.NDArray[np.float64]:
+    """Return W as an array, whatever form it has."""
+    return np.asarray(problem.dense(wanted_by).W.detach().cpu().numpy(), dtype=np.float64)
+
+
+def _parts(problem: Problem, wanted_by: str) -> tuple[npt.NDArray[Any], ...]:
+    """Return the diagonal, and i < j and W_ij of every edge; sparse W stays sparse."""
+    if isinstance(problem.weights, SparseWeights):
+        from scipy.sparse import triu
+
+        half = triu(problem.weights.edges, 1).tocoo()
+        row, column = half.coords if hasattr(half, "coords") else (half.row, half.col)
+        return problem.weights.nodes.numpy(), row, column, half.data
+    weights = _array(problem, wanted_by)
+    i, j = np.nonzero(np.triu(weights, 1))
+    return np.diagonal(weights), i, j, weights[i, j]
 
 
 def _names(problem: Problem) -> list[Any]:
     return list(range(problem.n) if problem.labels is None else problem.labels)
 
 
-def _quadratic(dimod: Any, problem: Problem, linear: Any, quadratic: Any, offset: float) -> Any:
+def _quadratic(dimod: Any, problem: Problem, linear: Any, i: Any, j: Any, quadratic: Any, offset: float) -> Any:
     """Return a BQM over the candidates; protected vertices are 0, so leaving them out changes no energy."""
-    names, free = _names(problem), problem.candidates.nonzero().flatten().tolist()
+    names, free = _names(problem), problem.candidates.cpu().numpy()
     model = dimod.BinaryQuadraticModel(dimod.BINARY)
-    model.add_linear_from({names[i]: float(linear[i]) for i in free})
-    model.add_quadratic_from(
-        (names[i], names[j], float(quadratic[i, j])) for at, i in enumerate(free) for j in free[at + 1 :]
-    )
+    model.add_linear_from({names[at]: float(linear[at]) for at in np.flatnonzero(free)})
+    kept = free[i] & free[j]
+    ends = zip(i[kept].tolist(), j[kept].tolist(), quadratic[kept].tolist(), strict=True)
+    model.add_quadratic_from((names[a], names[b], weight) for a, b, weight in ends)
     model.offset = offset
     return model

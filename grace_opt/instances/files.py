@@ -17,8 +17,10 @@ DIMACS .clq, .col   ``p edge n m``, then ``e i j`` with 1-based vertices; W = ad
 All of them can be written too, and the text formats (from .csv on) are read and written gzipped as well:
 ``w.csv.gz``. W is int64 if the format makes all weights whole numbers: objectives then differ by whole steps, which
 proofs can use. W of scipy, and of a .mtx in coordinates with many vertices and few entries, stays sparse, and is
-written as such. A graph in a .mtx file is read as its adjacency matrix, unchanged. A file that was cut short or damaged
-raises an error, as far as the format shows it; for this reason the last line of a text file must end with a newline.
+written as such. A graph in a .mtx file is read as its adjacency matrix, unchanged. Numbers may have Fortran's exponent,
+1.5D2. A text file that gives a weight twice is refused, as programs differ on what that means; a `symmetric` one lists
+one half. A file that was cut short or damaged raises an error, as far as the format shows it; for this reason the last
+line of a text file must end with a newline.
 
 Sources: Lambert's k-cluster library; MDPLIB (Martí et al., Optsicom); NIST MatrixMarket; DIMACS's second challenge.
 """

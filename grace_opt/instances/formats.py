@@ -21,7 +21,9 @@ from .._util.files import read_lines
 from ..errors import ProblemError
 
 Array = npt.NDArray[Any]
-_REAL = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|inf|nan)", re.IGNORECASE)
+_REAL = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([ed][+-]?[0-9]+)?|inf|nan)", re.IGNORECASE)
+#: Fortran's exponent, 1.5D2, as Python writes it.
+_EXPONENT = str.maketrans("dD", "ee")
 
 
 def read_pairs(path: Path) -> tuple[Array, int, str]:
@@ -55,21 +57,24 @@ def read_pairs(path: Path) -> tuple[Array, int, str]:
     for at, row in numbered[1:]:
         if len(row) != 3:
             raise ProblemError(f"{path}: line {at} is {' '.join(row)[:40]!r}: the {source} lines are 'i j weight'.")
-    whole = rows[1:]
+    lines, whole = [at for at, _ in numbered[1:]], rows[1:]
     if len(whole) != expected:
         few = "truncated?" if len(whole) < expected else "more than it says."
         raise ProblemError(
             f"{path}: the {source} header promises {expected} lines 'i j weight', found {len(whole)}: {few}"
         )
-    given = parse_floats(path, [text for row in whole for text in row[:2]]).reshape(expected, 2)
-    weight = parse_numbers(path, [row[2] for row in whole])
-    infinite = ~(np.isfinite(given).all(axis=1) & np.isfinite(weight))
+    given = parse_floats(path, [text for row in whole for text in row[:2]], lambda at: f"line {lines[at // 2]}: ")
+    weight = parse_numbers(path, [row[2] for row in whole], lambda at: f"line {lines[at]}: ")
+    infinite = ~(np.isfinite(given.reshape(-1, 2)).all(axis=1) & np.isfinite(weight))
     if infinite.any():
         raise ProblemError(f"{path}: edge {_first(infinite) + 1} holds a value that is not finite.")
-    ends = _ends(path, given, n, base, source)
-    if (again := first_duplicate(np.sort(ends, axis=1), n)) is not None:
-        i, j = ends[again] + base
-        raise ProblemError(f"{path}: the {source} pair {i} {j} appears twice: give each pair once, in one direction.")
+    ends = _ends(path, given.reshape(-1, 2), n, base, source)
+    if (twice := first_duplicate(np.sort(ends, axis=1), n)) is not None:
+        i, j = ends[twice[1]] + base
+        raise ProblemError(
+            f"{path}: the {source} pair {i} {j} appears twice, in lines {lines[twice[0]]} and {lines[twice[1]]}: give "
+            "each pair once, in one direction."
+        )
     weight = np.ones(expected) if is_cluster else weight
     if weight.dtype.kind == "u" or (weight.dtype.kind == "i" and (weight == np.iinfo(np.int64).min).any()):
         raise ProblemError(f"{path}: a distance is beyond 63 bits and cannot be negated: scale the distances.")
@@ -85,7 +90,7 @@ def read_dimacs(path: Path) -> tuple[Array, None, str]:
         If the problem line or edges are missing, or vertices do not exist. One loss goes unnoticed, because the header
         may count lines or edges: half the lines of a file that lists both directions, if whole edges are left.
     """
-    n, promised, pairs = 0, -1, []
+    n, promised, pairs, lines = 0, -1, [], []
     for number, line in enumerate(read_lines(path, ProblemError), 1):
         kind, *words = line.split() or ["c"]
         if kind == "c":
@@ -94,6 +99,7 @@ def read_dimacs(path: Path) -> tuple[Array, None, str]:
             n, promised = int(words[1]), int(words[2])
         elif kind == "e" and promised >= 0 and len(words) == 2:
             pairs.append(words)
+            lines.append(number)
         else:
             raise ProblemError(
                 f"{path}, line {number}: {line[:40]!r} is none of 'c comment', 'p edge n m' (once, before the edges) "
@@ -101,7 +107,8 @@ def read_dimacs(path: Path) -> tuple[Array, None, str]:
             )
     if promised < 0 or n < 1:
         raise ProblemError(f"{path}: a DIMACS graph needs the line 'p edge n m', with n >= 1, before its edges.")
-    ends = _ends(path, parse_floats(path, [word for pair in pairs for word in pair]).reshape(-1, 2), n, 1, "DIMACS")
+    given = parse_floats(path, [word for pair in pairs for word in pair], lambda at: f"line {lines[at // 2]}: ")
+    ends = _ends(path, given.reshape(-1, 2), n, 1, "DIMACS")
     A = -_matrix(n, ends, -np.ones(len(ends)))
     edges = int(A.sum()) // 2
     # Some files of the collection list every edge in both directions; their headers count either edges or lines.
@@ -145,7 +152,10 @@ def is_integer_text(text: str) -> bool:
 
 
 def is_number_text(text: str) -> bool:
-    """Return whether a text is a number, inf or nan; Python's float() also takes ``1_0`` and other scripts' digits."""
+    """Return whether a text is a number, inf or nan; Python's float() also takes ``1_0`` and other scripts' digits.
+
+    Fortran's ``1.5D2`` is one.
+    """
     return _REAL.fullmatch(text) is not None
 
 
@@ -167,20 +177,32 @@ def format_numbers(values: Array) -> list[str]:
 
 
 def parse_floats(path: Path, texts: list[str], place: Callable[[int], str] = lambda at: "") -> Array:
-    """Return the numbers as float64; `place` begins the message for one that is none."""
+    """Return the numbers as float64, Fortran's 1.5D2 as 150; `place` begins the message for one that is none.
+
+    One that is too small for float64, and would become 0, is refused.
+    """
+    what = f"{path} cannot be read as {path.suffix}: "
     for at, text in enumerate(texts):
         if not is_number_text(text):
-            wrong = f"{text[:40]!r} is not a number" if text else "the cell is empty, and every weight needs a number"
-            raise ProblemError(f"{path} cannot be read as {path.suffix}: {place(at)}{wrong}.")
-    return np.array([float(text) for text in texts], dtype=np.float64)
+            wrong = f"{text[:40]!r} is not a number: write it as 150, 1.5e2 or 1.5D2"
+            wrong = wrong if text else "the cell is empty, and every weight needs a number"
+            raise ProblemError(f"{what}{place(at)}{wrong}.")
+    values = np.array([float(text.translate(_EXPONENT)) for text in texts], dtype=np.float64)
+    for at in np.flatnonzero(values == 0).tolist():
+        if re.match(r"[-+.0]*[1-9]", texts[at]):
+            raise ProblemError(
+                f"{what}{place(at)}{texts[at][:40]!r} would become 0, as any number below 4.9e-324 does: scale the "
+                "weights up."
+            )
+    return values
 
 
-def first_duplicate(pairs: Array, n: int) -> int | None:
-    """Return the index of the first repeated pair in (m, 2), numbers 0 to n - 1; None if all differ."""
+def first_duplicate(pairs: Array, n: int) -> tuple[int, int] | None:
+    """Return the indices of two equal pairs in (m, 2), numbers 0 to n - 1; None if all differ."""
     codes = pairs[:, 0] * n + pairs[:, 1]
     order = np.argsort(codes, kind="stable")
-    again = codes[order][1:] == codes[order][:-1]
-    return int(order[1:][again][0]) if again.any() else None
+    again = np.flatnonzero(codes[order][1:] == codes[order][:-1])
+    return (int(order[again[0]]), int(order[again[0] + 1])) if len(again) else None
 
 
 def _need(W: Array, source: str, form: str, entries_fit: Any) -> None:

@@ -1,7 +1,8 @@
 """Read and write MatrixMarket files, checking every number and the count of lines.
 
-When: `grace_opt.instances` reads or writes .mtx. SciPy's reader is not used, because it reads many truncated files as
-another matrix and crashes the process on some. Both layouts (coordinate, array), all symmetries of real matrices
+When: `grace_opt.instances` reads or writes .mtx. SciPy's reader is not used: it reads many truncated files as another
+matrix and crashes the process on some, and it reads a number only as far as it understands it, Fortran's 1.5D2 as 1.5
+and 1e3 among integers as 1. Both layouts (coordinate, array), all symmetries of real matrices
 (general, symmetric, skew-symmetric) and the fields real, double, integer and pattern are read; complex matrices are
 refused. Source: NIST, The Matrix Market Exchange Formats (1996).
 """
@@ -32,7 +33,8 @@ def read_matrix(path: Path) -> Any:
     Raises
     ------
     ProblemError
-        If the header is none of the above, lines are missing or too many, or an entry is repeated or out of range.
+        If the header is none of the above, lines are missing or too many, or an entry is repeated, out of range, or no
+        number of the field; the message names the line.
     """
     lines = read_lines(path, ProblemError)
     banner = lines[0].lower().split()
@@ -52,14 +54,15 @@ def read_matrix(path: Path) -> Any:
     start = 1
     while start < len(lines) and (not lines[start].strip() or lines[start].startswith("%")):
         start += 1
-    rows = [line.split() for line in lines[start:] if line.strip()]
+    numbered = [(at, line.split()) for at, line in enumerate(lines[start:], start + 1) if line.strip()]
+    places, rows = [at for at, _ in numbered], [row for _, row in numbered]
     names = "rows columns entries" if layout == "coordinate" else "rows columns"
     if not rows or len(rows[0]) != len(names.split()) or not all(map(is_integer_text, rows[0])):
         raise ProblemError(f"{path}: the line of sizes, {names!r}, is missing after the header (truncated?).")
     n, columns, *count = map(int, rows[0])
     if n != columns or n < 1:
         raise ProblemError(f"{path} holds a matrix of {n} by {columns}: W is square and has at least one row.")
-    return (_coordinate if layout == "coordinate" else _array)(path, rows[1:], n, field, symmetry, *count)
+    return (_coordinate if layout == "coordinate" else _array)(path, rows[1:], places[1:], n, field, symmetry, *count)
 
 
 def sparse_text(W: Any) -> str:
@@ -87,30 +90,40 @@ def matrix_text(W: Array) -> str:
     return header + "".join(f"{text}\n" for text in format_numbers(listed))
 
 
-def _coordinate(path: Path, rows: list[list[str]], n: int, field: str, symmetry: str, count: int) -> Any:
+def _coordinate(
+    path: Path, rows: list[list[str]], places: list[int], n: int, field: str, symmetry: str, count: int
+) -> Any:
     _count(path, len(rows), count, "a coordinate matrix of that many entries")
     width = 2 if field == "pattern" else 3
-    for row in rows:
+    for place, row in zip(places, rows, strict=True):
         if len(row) != width or not (is_integer_text(row[0]) and is_integer_text(row[1])):
             what = "'row column'" if width == 2 else "'row column value'"
-            raise ProblemError(f"{path}: {' '.join(row)[:40]!r} is not an entry of a {field} matrix, {what}.")
+            raise ProblemError(
+                f"{path}: line {place}: {' '.join(row)[:40]!r} is not an entry of a {field} matrix, {what}."
+            )
     ends = np.array([row[:2] for row in rows], dtype=object).reshape(-1, 2)
     at = np.array([[int(i), int(j)] for i, j in ends], dtype=object).reshape(-1, 2) - 1
-    if bad := [row for row, (i, j) in zip(rows, at, strict=True) if not (0 <= i < n and 0 <= j < n)]:
-        raise ProblemError(f"{path}: entry {' '.join(bad[0])[:40]!r} lies outside: rows and columns are 1 to {n}.")
+    for place, row, (i, j) in zip(places, rows, at, strict=True):
+        if not (0 <= i < n and 0 <= j < n):
+            raise ProblemError(
+                f"{path}: line {place}: entry {' '.join(row)[:40]!r} lies outside: rows and columns are 1 to {n}."
+            )
     at = at.astype(np.int64)
     if symmetry != "general":
         at = np.sort(at, axis=1)[:, ::-1]  # some writers list the upper half instead
-    if (again := first_duplicate(at, n)) is not None:
-        i, j = at[again] + 1
-        raise ProblemError(f"{path}: entry {i} {j} appears twice: give each once, of a symmetric matrix one half.")
+    if (twice := first_duplicate(at, n)) is not None:
+        i, j = at[twice[1]] + 1
+        raise ProblemError(
+            f"{path}: entry {i} {j} appears twice, in lines {places[twice[0]]} and {places[twice[1]]}: give each once, "
+            "of a symmetric matrix one half, which stands for both."
+        )
     if symmetry == "skew-symmetric" and (at[:, 0] == at[:, 1]).any():
         raise ProblemError(f"{path}: a skew-symmetric matrix has no entries on the diagonal.")
-    values = np.ones(count, np.int64) if field == "pattern" else _values(path, [row[2] for row in rows], field)
+    values = np.ones(count, np.int64) if field == "pattern" else _values(path, [row[2] for row in rows], places, field)
     return _filled(n, at, values, symmetry)
 
 
-def _array(path: Path, rows: list[list[str]], n: int, field: str, symmetry: str) -> Any:
+def _array(path: Path, rows: list[list[str]], places: list[int], n: int, field: str, symmetry: str) -> Any:
     half = n * (n + 1) // 2
     expected = {"general": n * n, "symmetric": half, "skew-symmetric": half - n}[symmetry]
     _count(path, len(rows), expected, f"a {symmetry} array of {n} by {n} holds {expected}, one a line")
@@ -119,9 +132,12 @@ def _array(path: Path, rows: list[list[str]], n: int, field: str, symmetry: str)
     else:
         columns, lower = np.triu_indices(n, 1 if symmetry == "skew-symmetric" else 0)
         at = np.stack([lower, columns], axis=1)
-    if bad := [row for row in rows if len(row) != 1]:
-        raise ProblemError(f"{path}: {' '.join(bad[0])[:40]!r} is not a single number: an array has one on each line.")
-    return _filled(n, at, _values(path, [row[0] for row in rows], field), symmetry)
+    for place, row in zip(places, rows, strict=True):
+        if len(row) != 1:
+            raise ProblemError(
+                f"{path}: line {place}: {' '.join(row)[:40]!r} is not a single number: an array has one on each line."
+            )
+    return _filled(n, at, _values(path, [row[0] for row in rows], places, field), symmetry)
 
 
 def _filled(n: int, at: Array, values: Array, symmetry: str) -> Any:
@@ -140,11 +156,16 @@ def _filled(n: int, at: Array, values: Array, symmetry: str) -> Any:
     return W
 
 
-def _values(path: Path, texts: list[str], field: str) -> Array:
-    found = parse_numbers(path, texts) if "integer" in field else parse_floats(path, texts)
-    if "integer" in field and found.dtype.kind == "f" and len(found):
-        raise ProblemError(f"{path}: the field is {field}, but an entry is not a 64-bit integer: write real.")
-    return found
+def _values(path: Path, texts: list[str], places: list[int], field: str) -> Array:
+    if "integer" not in field:
+        return parse_floats(path, texts, lambda at: f"line {places[at]}: ")
+    for place, text in zip(places, texts, strict=True):
+        if not is_integer_text(text) or (field.startswith("unsigned") and int(text) < 0):
+            raise ProblemError(
+                f"{path}: line {place}: {text[:40]!r} is not a 64-bit integer as the field {field} has them: write its "
+                "digits, 1000 for 1e3, or real in the first line."
+            )
+    return parse_numbers(path, texts)
 
 
 def _count(path: Path, found: int, expected: int, what: str) -> None:

@@ -12,21 +12,22 @@ import math
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .._util.files import make_folder, os_error_advice, path_text
+from .._util.file_lock import file_lock
+from .._util.files import make_folder, path_text
 from .._util.parameters import integer, number
+from .._util.progress import progress_bar
 from ..errors import OptionError
 from .cells import Cell, Record, SweepError, encode, read_cell, write_cell
 from .measure import Function, measure
 from .pool import Pool
 from .warm import WarmProcesses
-from .watch import watching
 
 #: Number of cells submitted to a given executor at a time.
 MAX_PENDING_CELLS = 1024
@@ -100,7 +101,8 @@ def run_sweep(
     provenance : mapping, optional
         Stored with every record. With `executor`, CPU and versions come from the worker that made the cell.
     progress : bool or None
-        True shows a bar, False nothing; None shows a bar on a terminal and otherwise occasional lines.
+        True shows a bar, False nothing; None shows a bar on a terminal and otherwise occasional lines, both with the
+        time left.
     retries : int
         How often a cell is tried again after its worker died.
     time_limit : float, optional
@@ -136,7 +138,11 @@ def run_sweep(
     make_folder(folder / "cells", SweepError)
     failures: list[Failure] = []
     made = 0
-    with _folder_lock(folder):
+
+    def busy() -> None:
+        raise SweepError(f"another process works on {folder}: wait for it, or give another folder.")
+
+    with file_lock(folder / ".lock", busy, SweepError):
         for left in (folder / "cells").glob(".*.json"):  # what a killed sweep was writing
             with suppress(OSError):  # where that cannot be, no cell can be written either, which is told by name
                 left.unlink()
@@ -157,9 +163,13 @@ def run_sweep(
                         "on from there."
                     ) from None
                 made += 1
-            show(before + made, len(failures))
+            tell()
 
-        with watching(progress, name, len(unique), before) as show:
+        def tell() -> None:
+            show(f"{name}, {len(failures)} failed" if failures else name, before + made + len(failures))
+
+        with progress_bar(progress, len(unique), "cells") as show:
+            tell()
             if executor is not None:
                 facts = tuple(provenance or ())
                 _drive(
@@ -287,25 +297,3 @@ def _checked(
     if (workers > 1 or processes is not None) and ("<" in getattr(function, "__qualname__", "")):
         raise OptionError(f"{function!r} cannot be sent to workers: define it at the top of a module.")
     return names[0], list(cells), workers, retries
-
-
-@contextmanager
-def _folder_lock(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which the system releases when this process ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: two sweeps on one folder make cells twice, but every file is complete
-        yield
-        return
-    try:
-        opened = (folder / ".lock").open("a")  # the file stays empty
-    except OSError as error:
-        raise SweepError(f"cannot write to {folder}: {os_error_advice(error)}") from None
-    with opened as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SweepError(f"another process works on {folder}: wait for it, or give another folder.") from None
-        except OSError:
-            pass  # a file system without locks
-        yield

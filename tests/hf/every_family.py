@@ -15,7 +15,7 @@ import transformers
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 
-from tests.hf.matrix import ENOUGH, SIZES, base_of, generated, prompts
+from tests.hf.matrix import ENOUGH, PROMPT, SIZES, base_of, generated, long_rope, prompts
 
 #: A model of more parameters has parts that these sizes do not reach, such as one for images.
 TOO_MANY = 100_000_000
@@ -33,7 +33,6 @@ BY_SIZE: dict[float, str] = {
     ),
     4: "conv_kernel decoder_attention_heads mamba_n_heads mamba_num_heads n_head n_heads",
     8: "hidden_size_per_layer_input mamba_d_state qk_rope_head_dim rotary_dim ssm_state_size",
-    12: "attention_chunk_size sliding_window",
     16: (
         "kv_lora_rank linear_key_head_dim linear_value_head_dim mamba_chunk_size q_lora_rank qk_nope_head_dim "
         "query_pre_attn_scalar v_head_dim"
@@ -48,6 +47,15 @@ BY_SIZE: dict[float, str] = {
     256: "n_positions",
 }
 MORE = {name: size for size, names in BY_SIZE.items() for name in names.split()}
+#: Lengths at which a model begins to do something else: it looks no further back, or changes its embeddings or scales.
+LIMITS = (
+    "attention_chunk_size attention_window_size floor_scale local_attention "
+    "original_max_position_embeddings sliding_window sliding_window_size window_size"
+).split()
+#: Whose rotary embeddings change at such a length, and what more that takes.
+LONG_ROPE: dict[str, dict[str, float]] = {"phi3": {}, "phimoe": {"short_mscale": 1.0, "long_mscale": 1.2}}
+#: Crossed by the prompt, and by what is generated.
+EARLY, LATE = 12, PROMPT + 4
 #: What keys of multi-head latent attention are made of; each of its heads has its own.
 LATENT = {"num_key_value_heads": 4, "head_dim": 8}
 _UNWINDOWED = {"sliding_window": None}  # where nothing would be left to compress
@@ -83,8 +91,6 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "mistral": _UNWINDOWED,
     "mixtral": _UNWINDOWED,
     "moshi": {"sliding_window": 256},
-    "phi3": _UNWINDOWED,
-    "phimoe": _UNWINDOWED,
     "prophetnet": {
         "num_hidden_layers": ...,
         "num_encoder_layers": 2,
@@ -117,8 +123,8 @@ def kinds() -> dict[str, str]:
     return found
 
 
-def tiny(kind: str) -> Any:
-    """Return the tiny model of a ``model_type``, always with the same weights.
+def tiny(kind: str, limit: int = EARLY) -> Any:
+    """Return the tiny model of a ``model_type``, always with the same weights; all its `LIMITS` are so long.
 
     Raises
     ------
@@ -127,7 +133,7 @@ def tiny(kind: str) -> Any:
     """
     config_class, model_class = CONFIG_MAPPING[kind], getattr(transformers, CLASSES[kind])
     try:
-        config = config_class(**sizes_of(config_class, SPECIAL.get(kind, {})))
+        config = config_class(**sizes_of(config_class, SPECIAL.get(kind, {}), limit))
         with torch.device("meta"):
             count = sum(each.numel() for each in model_class(config).parameters())
     except Exception as error:  # of whatever class: each configuration has its own ways
@@ -146,12 +152,20 @@ def tiny(kind: str) -> Any:
     return model
 
 
-def sizes_of(config_class: Any, special: dict[str, Any]) -> dict[str, Any]:
+def limits_of(config: Any) -> list[str]:
+    """Return which lengths a configuration limits."""
+    return [name for name in LIMITS if getattr(config, name, None)]
+
+
+def sizes_of(config_class: Any, special: dict[str, Any], limit: int) -> dict[str, Any]:
     """Return the settings of a tiny configuration."""
     default = config_class()
     known = set(vars(default)) | set(inspect.signature(config_class.__init__).parameters)
     known |= {name for base in config_class.__mro__ for name in getattr(base, "__annotations__", {})}
-    sizes = {**SIZES, **{name: size for name, size in MORE.items() if name in known}}
+    more = MORE | dict.fromkeys(LIMITS, limit)
+    sizes = {**SIZES, **{name: size for name, size in more.items() if name in known}}
+    if config_class.model_type in LONG_ROPE:
+        sizes |= long_rope(limit, **LONG_ROPE[config_class.model_type])
     types = list(dict.fromkeys(getattr(default, "layer_types", None) or ()))
     if types and "layer_types" in known:
         count = max(2, len(types))

@@ -55,7 +55,8 @@ def explicit(tiny, new):
 
 
 def as_found(model):
-    return model.config._attn_implementation == "sdpa" and "generate" not in vars(model)
+    hooked = {"generate", "prepare_inputs_for_generation"} & set(vars(model))
+    return model.config._attn_implementation == "sdpa" and not hooked
 
 
 def unused(attached):

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from grace_opt.cli.app import app
 from grace_opt.errors import CacheError, CalibrationError, OptionError
 from grace_opt.hf import CalibratedBasis, calibrate_basis, capture
-from grace_opt.hf.bits import at_hand
+from grace_opt.hf.bits import at_hand, basis_folder
 from grace_opt.hf.bits.at_hand import basis_for
 from grace_opt.hf.bits.basis import SHRINKAGE, Basis, joint_basis
 from grace_opt.hf.bits.basis_file import FORMAT
@@ -448,7 +448,7 @@ def cache_folder(tmp_path, monkeypatch):
     """A cache folder of this test's own; counts what is calibrated, on one text."""
     folder, calls = tmp_path / "assets", []
     folder.mkdir()
-    monkeypatch.setattr(at_hand, "cached_assets_path", lambda *names: folder)
+    monkeypatch.setattr(basis_folder, "cached_assets_path", lambda *names: folder)
     monkeypatch.setattr(at_hand, "shipped_texts", lambda: ["the quiet river runs past a late singer " * 20])
     original = at_hand.calibrate_basis
 
@@ -519,7 +519,7 @@ def test_without_a_folder_it_is_kept_in_memory_with_one_warning(cache_folder, mo
     def refuse(*names):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(at_hand, "cached_assets_path", refuse)
+    monkeypatch.setattr(basis_folder, "cached_assets_path", refuse)
     monkeypatch.setattr(at_hand, "_WARNED", threading.Event())
     model, other = load_pocket()[0], load_pocket()[0]
     with pytest.warns(UserWarning, match="each process makes its own: Permission denied"):

@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicCache
 
 from grace_opt.errors import CacheError, CalibrationError, OptionError
 from grace_opt.hf import calibrate_basis
-from grace_opt.hf.bits import at_hand
+from grace_opt.hf.bits import at_hand, basis_folder
 from grace_opt.hf.bits.basis import identity_basis
 from grace_opt.hf.bits.classes import SINKS, WINDOW
 from grace_opt.hf.bits.sensitivity import LARGEST_FACTOR, TRUST, GradientError, factors, information
@@ -197,7 +197,7 @@ def test_next_tokens_that_are_not_finite_are_no_lack_of_gradients():
 
 def test_a_folder_of_bases_that_is_a_file_keeps_them_in_memory(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(at_hand, "cached_assets_path", partial(cached_assets_path, assets_dir=tmp_path / "file"))
+    monkeypatch.setattr(basis_folder, "cached_assets_path", partial(cached_assets_path, assets_dir=tmp_path / "file"))
     monkeypatch.setattr(at_hand, "_WARNED", threading.Event())
     with pytest.warns(UserWarning, match="kept in memory only"):
         assert at_hand._place({"weights": "0" * 64, "model_type": "llama"}) is None

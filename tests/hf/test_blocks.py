@@ -38,7 +38,8 @@ def nothing_stays_open():
 
 
 def as_found(model):
-    return model.config._attn_implementation == "sdpa" and "generate" not in vars(model)
+    hooked = {"generate", "prepare_inputs_for_generation"} & set(vars(model))
+    return model.config._attn_implementation == "sdpa" and not hooked
 
 
 def kept(attached):
@@ -242,10 +243,10 @@ class TestOrder:
 class TestInterrupts:
     """Ctrl-C, at any line of ours that entering and leaving a block runs through."""
 
-    OURS = ("attach.py", "calls.py", "hook.py", "implementation.py")
+    OURS = ("attach.py", "calls.py", "given_cache.py", "hook.py", "implementation.py")
 
     @staticmethod
-    def run(interrupt_at, model):
+    def run(interrupt_at, model, **call):
         """Enter and leave a block; raise at that line of ours. Returns how many lines there were."""
         block, lines = attach(model, "grace", **WINDOWS), 0
 
@@ -255,7 +256,7 @@ class TestInterrupts:
                 return None
             # At a leading `try:`, and where a lock is taken or given back, Python handles no signal.
             line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-            if event == "line" and line not in ("try:", "with _LOCK:", "with self._opening:"):
+            if event == "line" and line not in ("try:", "with _LOCK:", "with LOCK:", "with self._opening:"):
                 lines += 1
                 if lines == interrupt_at:
                     raise KeyboardInterrupt
@@ -265,17 +266,20 @@ class TestInterrupts:
         try:
             sys.settrace(trace)
             with block:
-                block.generate(lambda **call: None, (), {"use_cache": False})
+                block.generate(lambda **call: None, (), call)
         finally:
             sys.settrace(before)
         return lines
 
-    def test_leave_the_model_as_it_was_found(self, model):
-        lines = self.run(0, model)
+    @pytest.mark.filterwarnings("ignore:generate.. has put nothing")
+    @pytest.mark.parametrize("use_cache", [False, True])
+    def test_leave_the_model_as_it_was_found(self, use_cache, model, prompt):
+        call = {"use_cache": use_cache, "input_ids": prompt}
+        lines = self.run(0, model, **call)
         assert lines > 20
         for line in range(1, lines + 1):
             with pytest.raises(KeyboardInterrupt):
-                self.run(line, model)
+                self.run(line, model, **call)
             assert as_found(model), line
             assert not implementation._ACTIVE
 

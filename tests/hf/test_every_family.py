@@ -1,7 +1,8 @@
 """Every causal language model of transformers generates with a smaller cache, or a message says why it cannot.
 
-CI runs those in `HYBRIDS`, whose caches hold other layers too. ``make test-families`` runs all that `every_family` can
-make, and writes docs/results/every_family.{json,md,png}.
+Where its configuration limits a length, the prompt crosses the limit, and in a run of its own what is generated does.
+CI runs those in `ALWAYS`. ``make test-families`` runs all that `every_family` can make, and writes
+docs/results/every_family.{json,md,png}.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from bench.pages_of_tests import every_family
 from bench.provenance import require_clean
 from bench.report import RESULTS, write_results
 from grace_opt.errors import CacheError
-from tests.hf.every_family import NotBuiltError, kinds, tiny
+from tests.hf.every_family import LATE, NotBuiltError, kinds, limits_of, tiny
 from tests.hf.matrix import cell_of
 from tests.hf.matrix_bits import coded_cell_of
 
@@ -27,8 +28,9 @@ if not hasattr(transformers.cache_utils, "LinearAttentionLayer"):
 FULL = bool(os.environ.get("GRACE_TEST_MATRIX"))
 ALLOW_DIRTY = bool(os.environ.get("GRACE_ALLOW_DIRTY"))
 SOURCE = require_clean(ALLOW_DIRTY) | {"command": "make test-families"} if FULL else {}
-#: State-space, convolutional and linear-attention layers beside attention.
-HYBRIDS = ("JambaForCausalLM", "Lfm2ForCausalLM", "Qwen3NextForCausalLM")
+#: State-space, convolutional and linear-attention layers beside attention; and lengths that are limited.
+ALWAYS = ("JambaForCausalLM", "Lfm2ForCausalLM", "Llama4ForCausalLM", "PhimoeForCausalLM", "Qwen3NextForCausalLM")
+LIMITED = ("Llama4ForCausalLM", "PhimoeForCausalLM")
 #: Why a model may be refused.
 REASONS = (
     "has no full-attention layer",
@@ -42,7 +44,7 @@ FOUND: dict[str, dict[str, str]] = {}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "kind"), [each for each in kinds().items() if FULL or each[0] in HYBRIDS])
+@pytest.mark.parametrize(("name", "kind"), [each for each in kinds().items() if FULL or each[0] in ALWAYS])
 def test_works_or_says_why(name, kind):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -60,11 +62,15 @@ def test_works_or_says_why(name, kind):
                 FOUND[name][how] = f"raises: {error}"
             if FOUND[name][how].startswith("not in transformers"):
                 break
+        if limits_of(model.config) and FOUND[name]["ratio"] in ("pass", "fused=False"):
+            FOUND[name]["limits"] = "fails"
+            FOUND[name]["limits"] = cell_of(tiny(kind, LATE), "greedy")
+            assert FOUND[name]["limits"] == FOUND[name]["ratio"]
     for said in FOUND[name].values():
         if said.startswith("raises: "):
             assert any(reason in said for reason in REASONS), said
-    if name in HYBRIDS:
-        assert FOUND[name] == {"ratio": "pass", "bits": "pass"}
+    if name in ALWAYS:
+        assert FOUND[name] == dict.fromkeys(["ratio", "bits"] + ["limits"] * (name in LIMITED), "pass")
 
 
 @pytest.mark.skipif(not FULL, reason="make test-families")

@@ -52,7 +52,7 @@ def test_cell(family, mode):
     check_refusal(family, found)
     if family not in REFUSED:
         if found.startswith("not in transformers"):
-            assert "crop" in found, found
+            assert "crop" in found or "forgotten" in found, found
             return
         assert found in ("pass", "fused=False"), found
         assert (found == "fused=False") == ("attention sinks" in family)

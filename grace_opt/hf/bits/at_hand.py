@@ -12,23 +12,26 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from huggingface_hub import cached_assets_path
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from ..._util.files import os_error_advice
+from ..._util.file_lock import file_lock
 from ..._util.progress import progress_bar
+from ..._util.quiet import is_quiet
 from ..._util.terminal import escape_path
 from ..._util.warning import warn
-from ...errors import CalibrationError, OptionError
+from ...errors import CalibrationError, FileError, OptionError
 from ..arguments import unwrap_model
 from ..fingerprint import fingerprint
 from ..models import MOST_QUOTED
 from ..texts import shipped_texts
+from . import basis_folder
+from .block_bases import kept_in_block, used_in_block
 from .calibrate import calibrate_basis, refuse_parts
 from .calibrated import CalibratedBasis
 from .sensitivity import GradientError
@@ -36,6 +39,7 @@ from .settings import CALIBRATED
 
 _MADE: weakref.WeakKeyDictionary[PreTrainedModel, CalibratedBasis] = weakref.WeakKeyDictionary()
 _LOCKS: weakref.WeakKeyDictionary[PreTrainedModel, threading.Lock] = weakref.WeakKeyDictionary()
+_TOKENIZERS: weakref.WeakKeyDictionary[PreTrainedModel, tuple[str, Any]] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
 _WARNED = threading.Event()
 _INSTEAD = 'write basis=FILE, made by grace-opt basis MODEL -o FILE, or basis="prompt"'
@@ -46,7 +50,7 @@ def basis_for(
     wanted: str | os.PathLike[str] | CalibratedBasis = CALIBRATED,
     *,
     tokenizer: Any = None,
-    advance: Callable[[int], None] = lambda texts: None,
+    advance: Callable[[float], None] = lambda texts: None,
 ) -> CalibratedBasis:
     """Return a calibrated basis that fits a model.
 
@@ -54,12 +58,13 @@ def basis_for(
     ----------
     model : PreTrainedModel or PreTrainedConfig
     wanted : str, path or CalibratedBasis
-        A basis, the file of one, or ``"calibrated"``: the one that was made for this model before, or else is made now,
-        which takes seconds to minutes. Lines on stderr say so.
+        A basis, the file of one, or ``"calibrated"``: the one that was made for this model before, or else is made now.
+        Lines on stderr say so, and how much is left. As long as blocks of `attach` are open on the model, it is what
+        was used in them before, whatever has happened to the weights.
     tokenizer : callable, optional
         The model's. None looks for it where the model was loaded from.
     advance : callable
-        Called with the number of texts read, if the basis is made now; what it raises stops that.
+        Called with the number of texts read, and parts of one, if the basis is made now; what it raises stops that.
 
     Raises
     ------
@@ -89,26 +94,46 @@ def basis_for(
             "a CalibratedBasis"
         )
     if wanted != CALIBRATED:
-        basis = _of_file(wanted)
-        basis.check_model(model)
-        return basis
+        return kept_in_block(model, os.path.abspath(wanted), lambda: _of_file(wanted, model))
+    _refuse_config(model)
+    with _LOCK:
+        lock = _LOCKS.setdefault(model, threading.Lock())
+    with lock:  # of threads that come at the same time, one calibrates
+        return kept_in_block(model, CALIBRATED, lambda: _remembered(model, tokenizer, advance))
+
+
+def check_at_hand(model: PreTrainedModel | PreTrainedConfig) -> None:
+    """Raise `CalibrationError` if a model has no calibrated basis and none can be made: before a long prompt is read.
+
+    The tokenizer is looked for; the model does nothing.
+    """
+    _refuse_config(model)
+    here = fingerprint(model)
+    found = _MADE.get(model)
+    if (found is not None and _fits(found, here)) or used_in_block(model, CALIBRATED) is not None:
+        return
+    refuse_parts(here)
+    path = _place(here)
+    if path is None or not path.exists():
+        _tokenizer(model)
+
+
+def _refuse_config(model: PreTrainedModel | PreTrainedConfig) -> None:
     if not isinstance(model, PreTrainedModel):
         raise CalibrationError(
             f"a configuration has no weights to calibrate a basis with; give the model itself, or {_INSTEAD}"
         )
-    with _LOCK:
-        lock = _LOCKS.setdefault(model, threading.Lock())
-    with lock:  # of threads that come at the same time, one calibrates
-        return _remembered(model, tokenizer, advance)
 
 
-def _of_file(path: str | os.PathLike[str]) -> CalibratedBasis:
+def _of_file(path: str | os.PathLike[str], model: PreTrainedModel | PreTrainedConfig) -> CalibratedBasis:
     """Return what a file has; the last one is not read again for each cache, unless it was written since."""
     try:
         here = os.stat(path)
     except OSError:
         return CalibratedBasis.load(path)  # says what is wrong
-    return _read(os.path.abspath(path), (here.st_ino, here.st_size, here.st_mtime_ns))
+    basis = _read(os.path.abspath(path), (here.st_ino, here.st_size, here.st_mtime_ns))
+    basis.check_model(model)
+    return basis
 
 
 @functools.lru_cache(maxsize=1)
@@ -116,16 +141,27 @@ def _read(path: str, version: tuple[int, ...]) -> CalibratedBasis:
     return CalibratedBasis.load(path)
 
 
-def _remembered(model: PreTrainedModel, tokenizer: Any, advance: Callable[[int], None]) -> CalibratedBasis:
+def _remembered(model: PreTrainedModel, tokenizer: Any, advance: Callable[[float], None]) -> CalibratedBasis:
     here = fingerprint(model)
     found = _MADE.get(model)
     if found is not None and _fits(found, here):  # the weights may have been trained since
         return found
     refuse_parts(here)
     path = _place(here)
-    found = _from_file(path, here) or _made_now(model, path, tokenizer, advance)
+    found = _from_file(path, here)
+    if found is None:
+        with ExitStack() as held:
+            if path is not None:
+                with suppress(FileError):  # a folder that is only read
+                    held.enter_context(file_lock(path.with_name(f".{path.stem}.lock"), _say_busy))
+            # Once more, as another process may just have made it.
+            found = _from_file(path, here) or _made_now(model, path, tokenizer, advance)
     _MADE[model] = found
     return found
+
+
+def _say_busy() -> None:
+    _say("grace_opt: another process is calibrating this model; its basis is waited for")
 
 
 def _place(here: dict[str, int | str]) -> Path | None:
@@ -133,25 +169,16 @@ def _place(here: dict[str, int | str]) -> Path | None:
     if "weights" not in here:
         return None
     try:
-        folder = cached_assets_path("grace_opt", "bases")
-    except OSError as failure:
-        _warn_not_kept(str(os_error_advice(failure)))
+        return basis_folder.folder() / basis_folder.file_of(here)
+    except CalibrationError as failure:
+        _warn_not_kept(str(failure))
         return None
-    except ValueError as failure:  # the folder, or one that it is in, is a file
-        _warn_not_kept(f"{str(failure).splitlines()[0].rstrip('.')}.")
-        return None
-    return folder / f"{here['model_type']}-{str(here['weights'])[:32]}.safetensors"
 
 
 def _from_file(path: Path | None, here: dict[str, int | str]) -> CalibratedBasis | None:
-    """Return what an earlier process has made; None if there is no such file, or it is damaged."""
-    if path is None or not path.exists():
-        return None
-    try:
-        found = CalibratedBasis.load(path)
-    except CalibrationError:
-        return None  # made anew, and written over
-    return found if _fits(found, here) else None
+    """Return what an earlier process has made; None if there is no such file, or it is damaged, or of another model."""
+    found = None if path is None or not path.exists() else basis_folder.read(path)
+    return found if found is not None and _fits(found, here) else None
 
 
 def _fits(found: CalibratedBasis, here: dict[str, int | str]) -> bool:
@@ -160,20 +187,21 @@ def _fits(found: CalibratedBasis, here: dict[str, int | str]) -> bool:
 
 
 def _made_now(
-    model: PreTrainedModel, path: Path | None, tokenizer: Any, advance: Callable[[int], None]
+    model: PreTrainedModel, path: Path | None, tokenizer: Any, advance: Callable[[float], None]
 ) -> CalibratedBasis:
-    tokenizer, texts = tokenizer_of(model) if tokenizer is None else tokenizer, shipped_texts()
-    name = str(model.config._name_or_path or model.config.model_type)
-    _say(f"grace_opt: calibrating {name} on {len(texts)} texts; takes seconds to minutes, once per model")
+    tokenizer, texts = _tokenizer(model) if tokenizer is None else tokenizer, shipped_texts()
+    name = _name(model)
+    _say(f"grace_opt: calibrating {name} on {len(texts)} texts, once per model")
     start = time.monotonic()
-    with progress_bar(None, len(texts)) as show:
+    with progress_bar(None, len(texts), "texts") as show, _told_what_to_do():
 
         def made(end_to_end: bool) -> CalibratedBasis:
-            def shown(done: int) -> None:
-                show("calibrating", done)
+            def shown(done: float) -> None:
+                show(f"calibrating {name}", done)
                 advance(done)
 
-            return calibrate_basis(model, tokenizer, texts, end_to_end=end_to_end, advance=shown)
+            part = None if path is None else basis_folder.unfinished(path)
+            return calibrate_basis(model, tokenizer, texts, end_to_end=end_to_end, advance=shown, checkpoint=part)
 
         try:
             found = made(True)
@@ -186,12 +214,33 @@ def _made_now(
     kept = "in memory"
     if path is not None:
         try:
-            found.save(path)
+            basis_folder.write(path, found, name)
             kept = f"in {path}"
         except CalibrationError as failure:
             _warn_not_kept(str(failure))
     _say(f"grace_opt: calibrated {name} in {time.monotonic() - start:.0f} s; kept {kept}")
     return found
+
+
+@contextmanager
+def _told_what_to_do() -> Iterator[None]:
+    """Say after Ctrl-C in this block how to do without what takes so long."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        stop.add_note('To calibrate at another time: grace-opt basis MODEL. Without a calibration: basis="prompt".')
+        raise
+
+
+def _name(model: PreTrainedModel) -> str:
+    return str(model.config._name_or_path or model.config.model_type)
+
+
+def _tokenizer(model: PreTrainedModel) -> Any:
+    """Return `tokenizer_of` a model, which is read once."""
+    if model not in _TOKENIZERS or _TOKENIZERS[model][0] != _name(model):
+        _TOKENIZERS[model] = _name(model), tokenizer_of(model)
+    return _TOKENIZERS[model][1]
 
 
 def tokenizer_of(model: PreTrainedModel) -> Any:
@@ -220,11 +269,11 @@ def _warn_not_kept(why: str) -> None:
         _WARNED.set()
         warn(
             f"calibrated bases are kept in memory only, so each process makes its own: {why} Here, set the environment "
-            "variable HF_ASSETS_CACHE to a folder that can be written to.",
+            "variable HF_ASSETS_CACHE to a folder that can be written to."
         )
 
 
 def _say(line: str) -> None:
-    if sys.stderr is not None:
+    if sys.stderr is not None and not is_quiet():
         sys.stderr.write(escape_path(line, sys.stderr) + "\n")
         sys.stderr.flush()

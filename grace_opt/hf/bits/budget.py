@@ -9,8 +9,9 @@ equal.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -19,6 +20,30 @@ from ...errors import CacheError
 from .basis import Basis
 from .calibrated import CalibratedBasis
 from .settings import MAX_BITS
+
+
+class BasisSource:
+    """A calibrated basis that is found, or made, when it is needed first: a prompt that stays dense needs none.
+
+    Parameters
+    ----------
+    find : callable
+        Returns it.
+    """
+
+    def __init__(self, find: Callable[[], CalibratedBasis]) -> None:
+        self._find = find
+        #: The basis, once it was needed.
+        self.known: CalibratedBasis | None = None
+
+    def __call__(self) -> CalibratedBasis:
+        """Return the basis."""
+        if self.known is None:
+            self.known = self._find()
+        return self.known
+
+    def __deepcopy__(self, copies: dict[int, Any]) -> BasisSource:
+        return self  # it belongs to the model, and copies of a cache share it
 
 
 @dataclass(frozen=True)
@@ -33,7 +58,8 @@ class BitBudget:
         Bytes of the whole cache at the end of the prompt.
     basis : str
         "calibrated", "prompt" or "none".
-    calibrated : CalibratedBasis or None
+    source : BasisSource, optional
+        Of the calibrated basis.
     layers : tuple of int
         The prunable layers.
     """
@@ -42,21 +68,24 @@ class BitBudget:
     value_bits: float | None
     total_bytes: int | None
     basis: str
-    calibrated: CalibratedBasis | None
+    source: BasisSource | None
     layers: tuple[int, ...]
     _last: dict[object, dict[int, tuple[Tensor, Tensor]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
+    @property
+    def calibrated(self) -> CalibratedBasis | None:
+        """The calibrated basis, which may have to be made now; None without a calibration."""
+        return None if self.source is None else self.source()
+
     def bases(self, layer: int, heads: int, rank: int) -> tuple[Basis, Basis] | None:
         """Return the bases of a layer's keys and values, of this rank's heads; None without a calibration."""
-        if self.calibrated is None:
+        found = self.calibrated
+        if found is None:
             return None
-        start = _start(len(self.calibrated.keys[layer].encode), heads, rank)
-        return (
-            self.calibrated.keys[layer].heads(start, start + heads),
-            self.calibrated.values[layer].heads(start, start + heads),
-        )
+        start = _start(len(found.keys[layer].encode), heads, rank)
+        return found.keys[layer].heads(start, start + heads), found.values[layer].heads(start, start + heads)
 
     def head_bits(
         self, layer: int, heads: int, rank: int, mean: tuple[float, float], tokens: tuple[int, ...] | None = None
@@ -65,13 +94,14 @@ class BitBudget:
 
         `tokens` are the numbers that the `layers` code, by which they count in the means; None if all code as many.
         """
-        if self.calibrated is None:
+        calibrated = self.calibrated
+        if calibrated is None:
             return torch.full((heads,), mean[0], dtype=torch.float64), torch.full(
                 (heads,), mean[1], dtype=torch.float64
             )
         found = self._last.get((mean, tokens))
         if found is None:  # once per sequence, not once per layer
-            found = self.calibrated.shares(*mean, tokens)
+            found = calibrated.shares(*mean, tokens)
             self._last.clear()
             self._last[mean, tokens] = found
         keys, values = found[layer]

@@ -7,6 +7,7 @@ tokens with gradients, which say how much each head's errors matter to the model
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,12 +25,13 @@ from ..evaluated import evaluated
 from ..fingerprint import fingerprint
 from ..placement import input_device
 from ..prunable import prunable_layers, text_config
-from ..texts import given_texts, token_ids
+from ..texts import digest, given_texts, token_ids
 from .calibrated import CalibratedBasis
 from .classes import SINKS, WINDOW
 from .moments import LayerMoments
 from .rates import price_grid, rates
 from .sensitivity import factors, information
+from .unfinished import Unfinished
 
 #: Number of first tokens of each text that are used.
 TOKENS = 2048
@@ -37,6 +39,9 @@ TOKENS = 2048
 FEWEST_TOKENS = 64
 #: Tokens per channel below which moments are mostly chance, and a warning says so.
 SENSIBLE_TOKENS_PER_CHANNEL = 4
+
+#: Share of a text's time that reading it takes, roughly; gradients take the rest.
+READING = 0.5
 
 
 def calibrate_basis(
@@ -46,7 +51,8 @@ def calibrate_basis(
     *,
     tokens: int = TOKENS,
     end_to_end: bool = True,
-    advance: Callable[[int], None] = lambda done: None,
+    advance: Callable[[float], None] = lambda done: None,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> CalibratedBasis:
     """Find the coordinates in which a model's keys and values are stored with few bits, and who gets how many.
 
@@ -65,7 +71,12 @@ def calibrate_basis(
         Share bits among layers and heads by how much the model's next tokens mind their errors. That takes gradients;
         without, shares follow from the change of each layer's own output, and cost several tenths of a bit.
     advance : callable
-        Called with the number of texts done so far, for a progress bar.
+        Called with the number of texts done so far, and parts of one, for a progress bar; what it raises stops the
+        calibration.
+    checkpoint : path, optional
+        File of what is done, from which a call with the same arguments goes on after Ctrl-C or a crash, to the same
+        basis. Removed at the end; one that is damaged, or of another model, other texts or other settings, is written
+        over.
 
     Returns
     -------
@@ -114,30 +125,47 @@ def calibrate_basis(
             f"the basis is made from {count} tokens, and with fewer than {sensible} it is mostly chance, which costs "
             "quality: give longer texts, some thousand tokens of several kinds",
         )
-    layers = {index: LayerMoments(index) for index in prunable_layers(config)}
-    device = input_device(model)
+    end_to_end = flag("end_to_end", end_to_end)
+    about = {"model": model_is, "dtype": str(model.dtype), "texts": digest(long_enough), "end_to_end": end_to_end}
+    kept = Unfinished(checkpoint, about)
+    layers = kept.load() or {index: LayerMoments(index) for index in prunable_layers(config)}
+    done, short, device = kept.texts, len(every) - len(long_enough), input_device(model)
+    seen, share = 0, (READING if end_to_end else 1.0) / len(layers)
+    advance(short + done)
 
     def take(call: AttentionCall) -> None:
+        nonlocal seen
         index = getattr(call.module, "layer_idx", None)
         if index in layers:
             layers[index].add(call)
+            seen += 1
+            advance(short + done + min(seen * share, 0.99))
 
-    end_to_end = flag("end_to_end", end_to_end)
     # Not as inference tensors, with which no gradient could ever be computed.
-    with torch.inference_mode(False), torch.no_grad(), evaluated(model):
-        for done, ids in enumerate(long_enough, 1):
+    with kept.told_if_stopped(len(long_enough)), torch.inference_mode(False), torch.no_grad(), evaluated(model):
+        for ids in long_enough[done:]:
             cache = DynamicCache(config=model.config) if end_to_end else None
             record(model, ids.to(device), None, take, cache)
-            if missing := sorted(index for index, moments in layers.items() if moments.texts < done):
+            if missing := sorted(index for index, moments in layers.items() if moments.texts <= done):
                 raise CacheError(
                     f"layers {missing} of {type(model).__name__} did not call the attention interface, so they cannot "
                     'be calibrated; write basis="prompt", or use transformers\' own caches'
                 )
+            if cache is not None and any(0 < cache.get_seq_length(index) < ids.shape[1] for index in layers):
+                raise CalibrationError(
+                    f"something drops tokens of {type(model).__name__} while it is calibrated, as a press of kvpress "
+                    "does; calibrate it beforehand: grace-opt basis MODEL, or basis=FILE"
+                )
             if end_to_end:
                 for index, fisher in information(model, ids.to(device), tuple(layers), read=cache).items():
                     layers[index].add_information(*fisher)
-            advance(len(every) - len(long_enough) + done)
-        return _finished(layers, model_is, len(long_enough), sum(ids.shape[1] for ids in long_enough))
+            done, seen = done + 1, 0
+            if done < len(long_enough):
+                kept.keep(done, layers)
+            advance(short + done)
+        made = _finished(layers, model_is, len(long_enough), sum(ids.shape[1] for ids in long_enough))
+    kept.remove()
+    return made
 
 
 def refuse_parts(model_is: Mapping[str, int | str]) -> None:

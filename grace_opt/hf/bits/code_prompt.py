@@ -13,6 +13,8 @@ Gersho, IEEE Trans. ASSP 36 (1988).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -112,9 +114,13 @@ def code_prompt(
         # Before any is coded, and for the most demanding one: the error names what will do for all of them.
         least = [(sum(each.least for each in row), not any(each.coded for each in row)) for row in needs]
         budget.check(len(keys), *max(least), len(places))
-    bases = budget.bases(plan.index, heads, rank())
-    if bases is not None:
-        bases = bases[0].to(keys.device), bases[1].to(keys.device)
+
+    @functools.cache
+    def bases() -> tuple[Basis, Basis] | None:
+        """Return the model's, which may have to be made now: not for a prompt that stays dense."""
+        found = budget.bases(plan.index, heads, rank())
+        return None if found is None else (found[0].to(keys.device), found[1].to(keys.device))
+
     # Of other layers it is foretold; this one's rows are there to be counted.
     own = 0 if len(places) == 1 else budget.layers.index(plan.index)
 
@@ -131,7 +137,7 @@ def code_prompt(
         budget.check(1, keys.nbytes + values.nbytes, True)
         return None
     positions = None if kept is None else kept.to(torch.int32)
-    return CodedTokens(old, tuple(rows), bases, positions)
+    return CodedTokens(old, tuple(rows), bases() if any(row.tokens for row in rows) else None, positions)
 
 
 @dataclass(frozen=True)
@@ -238,7 +244,7 @@ def _ready(
     plan: LayerPlan,
     over: Observation,
     row: _Row,
-    bases: tuple[Basis, Basis] | None,
+    bases: Callable[[], tuple[Basis, Basis] | None],
     needs: list[_Needs],
 ) -> _Ready | None:
     """Make a row ready; None if it is too short, or means and widths alone would take more than the budget."""
@@ -262,6 +268,7 @@ def _ready(
     mean = key_bits - fixed[0] / (sum(tokens) * width), value_bits - fixed[1] / (sum(tokens) * depth)
     if min(mean) < 0:
         return None
+    found = bases()
     shares = budget.head_bits(plan.index, heads, rank(), mean, tokens if len(tokens) > 1 else None)
     asked = row.asked
     first, second = attention_moments(asked.queries, asked.weights, row.seen, over.scaling, over.softcap, asked.whole)
@@ -274,7 +281,7 @@ def _ready(
     decodes: list[Tensor | None] = []
     stored = []
     for number, tensor in enumerate((row.keys[:, sinks:], row.values[:, sinks:])):
-        metric, calibrated = (moment if number == 0 else None), None if bases is None else bases[number]
+        metric, calibrated = (moment if number == 0 else None), None if found is None else found[number]
         basis, decode = _basis(budget.basis, calibrated, tensor, metric)
         decodes.append(decode)
         encoding = None if budget.basis == NO_BASIS else basis.encode

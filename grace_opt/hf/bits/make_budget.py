@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +15,8 @@ from ..._util.files import path_text
 from ..._util.names import did_you_mean
 from ...errors import CacheError, CalibrationError, OptionError
 from ..placement import is_tensor_parallel
-from .at_hand import basis_for
-from .budget import BitBudget
+from .at_hand import basis_for, check_at_hand
+from .budget import BasisSource, BitBudget
 from .calibrated import CalibratedBasis
 from .segment import CLASS_BITS
 from .settings import CALIBRATED, NO_BASIS, OF_PROMPT
@@ -66,20 +68,38 @@ def budget_of(
         raise OptionError(
             "total_bytes= is for the cache of one process, and this model is tensor-parallel; write bits="
         )
-    kind, calibrated = config.basis, None
+    kind, source = config.basis, None
     if kind not in (OF_PROMPT, NO_BASIS):
-        if kind != CALIBRATED and not os.path.exists(path_text(kind)):
+        # Not the model itself: copying a cache must not copy the model.
+        source = BasisSource(functools.partial(_basis, weakref.ref(model), kind, tuple(layers)))
+        if kind == CALIBRATED:
+            check_at_hand(model)
+        elif os.path.exists(path_text(kind)):
+            source()  # nothing has to be made
+        else:
             meant = did_you_mean(path_text(kind), (CALIBRATED, OF_PROMPT, NO_BASIS))
             raise CalibrationError(
                 f'basis={kind!r}: there is no such file. Write "{CALIBRATED}", "{OF_PROMPT}" or "{NO_BASIS}", or make '
                 f"the file: grace-opt basis MODEL -o FILE.{meant}"
             )
-        calibrated = basis_for(model, kind)
-        lacking = sorted(set(layers) - set(calibrated.keys))
-        if lacking:
-            raise CacheError(f"the basis has no layer {lacking[0]}, which this cache codes; make it again")
-        kind, calibrated = CALIBRATED, _of_layers(calibrated, layers)
-    return BitBudget(key_bits, value_bits, config.total_bytes, kind, calibrated, tuple(layers))
+        kind = CALIBRATED
+    return BitBudget(key_bits, value_bits, config.total_bytes, kind, source, tuple(layers))
+
+
+def _basis(
+    model: Callable[[], PreTrainedModel | PreTrainedConfig | None], kind: str, layers: Sequence[int]
+) -> CalibratedBasis:
+    found = model()
+    if found is None:
+        raise CalibrationError(
+            "the model that this cache was made for is gone, so no basis can be calibrated; make the cache with the "
+            "model that it is used with"
+        )
+    basis = basis_for(found, kind)
+    lacking = sorted(set(layers) - set(basis.keys))
+    if lacking:
+        raise CacheError(f"the basis has no layer {lacking[0]}, which this cache codes; make it again")
+    return _of_layers(basis, layers)
 
 
 def _of_layers(basis: CalibratedBasis, layers: Sequence[int]) -> CalibratedBasis:

@@ -75,7 +75,8 @@ def information(
     generator = torch.Generator().manual_seed(seed)
     start = int(torch.randint(length - later + 1, (), generator=generator))
     found: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
-    with attention_implementation(model, base_for(model)):
+    # Not the base function: another thread may be decoding on this model from one of our caches.
+    with attention_implementation(model, f"grace_{base_for(model)}"):
         ids = ids.clone()  # a tensor of inference mode could not be saved for gradients
         if read is not None and all(type(layer) is DynamicLayer for layer in read.layers):
             read.crop(-later)

@@ -26,8 +26,8 @@ from ..cache import PrunedKeyCache
 from ..config import PruningConfig
 from ..evaluated import evaluated
 from ..fingerprint import fingerprint
-from ..texts import all_token_ids
-from .checkpoint import Checkpoint, digest
+from ..texts import all_token_ids, digest
+from .checkpoint import Checkpoint
 from .observe import LayerReading, Window, cut, observe
 from .stages import learn_layer
 
@@ -198,7 +198,7 @@ def learn_masks(
             done.masks[layer] = torch.zeros(shape, dtype=torch.bool, device="cpu")
     todo = [layer for layer in cache.prunable_layers if layer not in done.masks]
     deadline = float("inf") if limit is None else began + limit
-    with progress_bar(progress, sum(steps) * len(todo)) as show, evaluated(model):
+    with progress_bar(progress, sum(steps) * len(todo), "steps") as show, evaluated(model):
         cut_short = _learn(model, pieces, todo, kept, done, steps, seed, deadline, show)
     if cut_short:
         warn(

@@ -6,7 +6,6 @@ others by name: a mask of two halves learned differently would look like any oth
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,17 +100,3 @@ class Checkpoint:
             f"the checkpoint {os.fspath(self.path)} is for {what} ({'; '.join(differences)}): give what it was made "
             "with to go on, or another name to begin anew"
         )
-
-
-def digest(texts: Sequence[Tensor]) -> str:
-    """Return the SHA-256 of token numbers.
-
-    Examples
-    --------
-    >>> digest([torch.tensor([[1, 2]])]) == digest([torch.tensor([[1], [2]]).T])
-    True
-    """
-    found = hashlib.sha256()
-    for ids in texts:
-        found.update(f"{tuple(ids.shape)}".encode() + ids.to("cpu", torch.int64).contiguous().numpy().tobytes())
-    return found.hexdigest()

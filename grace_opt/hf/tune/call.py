@@ -12,7 +12,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..._util.parameters import integer, number
+from ..._util.quiet import quietly
 from ...errors import GraceError, OptionError
 from ...sweep import Cell, Failure, read_cell, run_sweep
 from ...sweep.measure import cpu_name
@@ -145,7 +146,8 @@ def tune(
     if len(by_name := {one.name: one for one in candidates}) < len(candidates) or not by_name:
         raise OptionError("candidates: give at least one, each with a name of its own")
     left_out = {one.name: why for one in candidates if (why := one.missing)}
-    digest = _basis(model, tokenizer, candidates, left_out, began, limit)
+    with quietly() if progress is False else nullcontext():
+        digest = _basis(model, tokenizer, candidates, left_out, began, limit)
     todo = [one for one in candidates if one.name not in left_out]
     cells = _cells(model, todo, pieces, digest)
     interrupted = False
@@ -237,7 +239,7 @@ def _basis(
     if not wanted:
         return None
 
-    def check(done: int) -> None:
+    def check(done: float) -> None:
         if limit is not None and time.monotonic() - began > limit:
             raise _TimeUpError
 
