@@ -27,6 +27,7 @@ import grace_opt
 from grace_opt import registry
 from grace_opt._util import warning
 from grace_opt._util.warning import users_line, warn
+from grace_opt.errors import CalibrationError
 from grace_opt.hf import attach, calibrate_basis, learn_masks
 from grace_opt.hf.bits import at_hand
 from grace_opt.hf.bits.calibrated import CalibratedBasis
@@ -97,14 +98,24 @@ def a_basis_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 @of("hf/bits/at_hand.py:_warn_not_kept")
 def a_basis_that_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(*_: Any) -> None:
-        raise ValueError("a folder is a file")
+        raise CalibrationError("a folder is a file.")
 
-    monkeypatch.setattr(at_hand, "cached_assets_path", nowhere)
+    monkeypatch.setattr(at_hand.basis_folder, "folder", nowhere)
     monkeypatch.setattr(at_hand, "_WARNED", type(at_hand._WARNED)())
     monkeypatch.setattr(at_hand, "_made_now", lambda *_: CalibratedBasis.load(POCKET_BASIS))
     model = load_pocket()[0]
     with attach(model):  # here
-        pass
+        model.generate(**few(150))
+
+
+@of("hf/bits/block_bases.py:kept_in_block")
+def weights_that_change_inside_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_pocket()[0]
+    with attach(model, basis=POCKET_BASIS):
+        model.generate(**few(150))
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
+        model.generate(**few(150))  # here
 
 
 @of("hf/layer.py:_announce_short")
