@@ -458,3 +458,25 @@ def test_what_is_told_names_no_file_that_only_the_repository_has():
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in described
         ]
         assert not [text for text in told if "docs/" in text], path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("columns", "is_table"), [(None, True), ("60", False)])
+def test_a_table_stays_a_table_in_a_file(tmp_path, columns, is_table):
+    """A file, or a pipe, is no terminal of 80 columns: a line there may be as long as it wants."""
+    code = """if True:
+        from grace_opt.cli.common import console
+        from grace_opt.cli.tables import FittingTable
+        table = FittingTable(*(f"a column with a long name {n}" for n in range(9)))
+        for row in range(3):
+            table.add_row(*(f"row {row}, number {n}" for n in range(9)))
+        console.print(table)
+    """
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR")} | {
+        "PYTHONPATH": str(ROOT)
+    }
+    environment |= {} if columns is None else {"COLUMNS": columns}
+    shown = starter.python(code, environment).stdout
+    rows = [line for line in shown.splitlines() if "row 1, number 0" in line and "row 1, number 8" in line]
+    assert (len(rows) == 1) == is_table, shown
+    assert ("a column with a long name 3:" in shown) != is_table  # as in a list

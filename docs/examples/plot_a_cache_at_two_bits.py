@@ -43,7 +43,7 @@ def predictions(cache):
 
 
 settings = {f"bits={bits:g}": {"bits": bits} for bits in (1, 1.5, 2, 2.25, 3, 4)}
-settings["int4"] = {"ratio": 0.0, "quantize": Quantization(keys=4, values=4)}
+settings["int4"] = {"quantize": Quantization(keys=4, values=4)}
 settings["GRACE, ratio=0.3"] = {"method": "grace", "ratio": 0.3}
 found = {}
 with attention_implementation(model, "grace_sdpa"):

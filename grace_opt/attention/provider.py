@@ -28,7 +28,7 @@ from .weights import PROTECT_HIGH, PROTECT_LOW, WEIGHTS, check_protection, prune
 #: Presets: name -> (method, protection bounds).
 PRESETS: Mapping[str, tuple[str, tuple[float, float]]] = {"grace": ("mies", (PROTECT_LOW, PROTECT_HIGH))}
 
-#: Default share of channels to prune; docs/results/answers.md shows what larger shares cost.
+#: Share of channels to prune where none is given; docs/results/answers.md shows what larger shares cost.
 DEFAULT_RATIO = 0.3
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,10 +24,14 @@ EXIT_CODES = (
 )
 #: Columns below which tables have no room for numbers; ``COLUMNS=0`` would leave room for nothing.
 NARROWEST = 30
+#: Columns of a file, in which no line is too long.
+OF_FILES = 10_000
 console, errors = (Console(stderr=stderr, markup=False, emoji=False, highlight=False) for stderr in (False, True))
 for each in (console, errors):
     if each.width < NARROWEST:
         each.width = NARROWEST
+if sys.stdout is not None and not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+    console.width = OF_FILES
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 #: A model, as every command that takes one says it.

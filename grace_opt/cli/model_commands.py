@@ -20,11 +20,12 @@ from .tables import print_demo, print_tune
 
 TUNE_EXIT_CODES = (
     "Exit codes: 0 a setting keeps what was asked for; 1 stdout cannot be written; 2 bad input or options, or too "
-    "little memory; 3 the time limit stopped it, or no setting keeps what was asked for (the closest is shown); 4 "
-    "nothing could be measured; 130 Ctrl-C. With 3 and 130, what was measured is printed and written first."
+    "little memory; 3 the time limit stopped it, or no setting keeps what was asked for (the closest is shown, and "
+    "cache.json not written); 4 nothing could be measured; 130 Ctrl-C. With 3 and 130, what was measured is printed "
+    "and written first."
 )
-#: What `tune` writes.
-TUNE_FILES = ("cache.json", "tune.json", "tune.png")
+#: What `tune` writes; the first only if a setting keeps what was asked for.
+CACHE_FILE, NUMBERS, PICTURE = "cache.json", "tune.json", "tune.png"
 
 
 def demo(
@@ -136,8 +137,9 @@ def tune(
 
     Pieces of text are read, compressed by each setting, and continued: how far are the next tokens from those of the
     dense cache, are hidden facts still found, how many bytes does it take, how long does a token take? Writes
-    cache.json, for attach(model, pruning="cache.json") and grace-opt demo --pruning; the numbers (tune.json), and a
-    picture of size against quality (tune.png). A stopped run goes on where it was.
+    cache.json, for attach(model, pruning="cache.json") and grace-opt demo --pruning, if a setting keeps what is asked
+    for; the numbers (tune.json), and a picture of size against quality (tune.png). Bits are measured first. A stopped
+    run goes on where it was.
 
     With few windows, numbers of settings that are close cannot be told apart: look at the intervals, or measure more.
 
@@ -176,18 +178,22 @@ def tune(
     if as_json:
         print_json(result.to_dict())
     else:
-        print_tune(console, result, own=bool(text or prompts), file=out / "cache.json")
+        print_tune(console, result, own=bool(text or prompts), file=out / CACHE_FILE)
     if result.recommendation is None:
         fail("error", "nothing could be measured.", Exit.LIMIT if result.out_of_time else Exit.SOLVER)
+    reached, settings = result.recommendation.reached, out / CACHE_FILE
     with errors_as_exit_codes():
-        result.save(out / "cache.json")
-        to_json_text(result.to_dict(), out / "tune.json")
-        result.plot(out / "tune.png")
-    written = escape_path(f"wrote {', '.join(str(out / name) for name in TUNE_FILES)}", sys.stdout)
-    (errors if as_json else console).print(written, soft_wrap=True)
+        if reached:
+            result.save(settings)
+        to_json_text(result.to_dict(), out / NUMBERS)
+        result.plot(out / PICTURE)
+    written = f"wrote {', '.join(str(out / name) for name in (*[CACHE_FILE] * reached, NUMBERS, PICTURE))}"
+    if not reached:
+        written += f"; {settings} is of an earlier run" if settings.exists() else f", and no {CACHE_FILE}"
+    (errors if as_json else console).print(escape_path(written, sys.stdout), soft_wrap=True)
     if result.interrupted:
         raise typer.Exit(Exit.INTERRUPTED)
-    if result.out_of_time or not result.recommendation.reached:
+    if result.out_of_time or not reached:
         raise typer.Exit(Exit.LIMIT)
 
 

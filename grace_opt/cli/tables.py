@@ -165,6 +165,8 @@ def print_tune(console: Console, result: TuneResult, own: bool, file: Path) -> N
     if result.recommendation is not None:
         found = result.recommendation
         console.print(Text.assemble(("recommended: " if found.reached else "not reached: ", "bold"), str(found)))
+        if not found.reached:
+            return
         words = found.row.candidate.words
         console.print(
             escape_path(f"to use it: attach(model, {words}), or attach(model, pruning={str(file)!r})", sys.stdout),

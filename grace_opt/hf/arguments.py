@@ -1,4 +1,4 @@
-"""Arguments: which ones were given, what was meant by unknown ones, and by objects that only contain a model.
+"""Arguments: what was meant by unknown ones, and by objects that only contain a model.
 
 When: somebody uses another library's names, mistypes ours, passes a pipeline instead of a model, or gives an argument
 that would be ignored.
@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 from transformers import PreTrainedModel
 
 from .._util.names import nearest_name
-from ..attention.provider import DEFAULT_RATIO
 from ..errors import OptionError
 
 T = TypeVar("T")
+
+#: How channels are chosen where nothing is said: salient ones are protected, then MIES.
+DEFAULT_METHOD = "grace"
 
 _RATIO, _KEPT, _DEVICE = "write ratio=", "write kept_channels=", "leave it out: the cache is on the model's device"
 _BITS = "write bits=, the mean over all channels, or quantize=Quantization(keys=4) for the same number everywhere"
@@ -76,34 +78,6 @@ def advice(unknown: Iterable[str], known: Iterable[str], elsewhere: Mapping[str,
         if meant is not None:
             sentences.append(f" For {name}, {meant}.")
     return "".join(sentences)
-
-
-class _Default:
-    """Shows as the value that it stands for."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __repr__(self) -> str:
-        return repr(self._value)
-
-
-#: Defaults for signatures that can be told from the same values given by the caller; see `given_of`.
-GRACE: Any = _Default("grace")
-RATIO: Any = _Default(DEFAULT_RATIO)
-
-
-def given_of(**arguments: Any) -> dict[str, Any]:
-    """Return the arguments that the caller has given, without those that have `GRACE` or `RATIO` as their default.
-
-    Examples
-    --------
-    >>> def call(method=GRACE, ratio=RATIO):
-    ...     return given_of(method=method, ratio=ratio)
-    >>> call(ratio=0.3)
-    {'ratio': 0.3}
-    """
-    return {name: value for name, value in arguments.items() if not isinstance(value, _Default)}
 
 
 def explains_arguments(

@@ -17,17 +17,17 @@ from __future__ import annotations
 import copy
 import os
 import threading
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
 from typing import Any
 
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 
+from .._util.warning import users_line, warn
 from ..errors import CacheError, OptionError
 from ..registry import MethodOptions
-from .arguments import GRACE, RATIO, given_of, require_model
+from .arguments import require_model
 from .cache import PrunedKeyCache
 from .config import PruningConfig
 from .generate_hook import GenerateHook, close_block, open_block
@@ -52,12 +52,15 @@ class Attached(ContextDecorator):
     hook: GenerateHook | None = None
 
     def __init__(self, model: PreTrainedModel, arguments: Mapping[str, Any]) -> None:
-        self._model, self._arguments = model, dict(arguments)
-        self.new_cache()  # report wrong arguments now
+        self._model, self._line = model, users_line()
+        first = PrunedKeyCache(model, **arguments)  # report wrong arguments now, and say what there is to say once
+        others = {name: arguments[name] for name in ("provider", "masks", "offloading") if name in arguments}
+        self._arguments = {**others, "pruning": first.pruning}
         self._override: ImplementationOverride | None = None
         self._calls = RunningCalls()
         self._opening = threading.RLock()
         self._latest: PrunedKeyCache | None = None
+        self._said_foreign = False
         self._of_thread = threading.local()
         self._used = False
 
@@ -117,6 +120,8 @@ class Attached(ContextDecorator):
             given = kwargs["past_key_values"] = self._of_thread.cache = self._latest = self.new_cache(length)
         elif isinstance(given, PrunedKeyCache) and given.is_dense and length and length > given.get_seq_length():
             given.declare_prompt(length)  # the turns before this one were too short to prune
+        elif given is not None and not isinstance(given, PrunedKeyCache):
+            self._say_foreign(given)
         if not isinstance(given, PrunedKeyCache):
             return plain(*args, **kwargs)
         args, kwargs = self._without_implementation(args, kwargs)
@@ -127,8 +132,17 @@ class Attached(ContextDecorator):
             output = plain(*args, **kwargs)
         own = getattr(plain, "__func__", None) is GenerationMixin.generate and not kwargs.get("custom_generate")
         if left_out := following.check(output, whole=own):
-            warnings.warn(left_out, UserWarning, stacklevel=4)  # the caller of generate()
+            warn(left_out)
         return output
+
+    def _say_foreign(self, given: object) -> None:
+        """Warn, once in this block, that a call has a cache which is not ours."""
+        if not self._said_foreign:
+            self._said_foreign = True
+            warn(
+                f"past_key_values is a {type(given).__name__}, which generate() uses as it is, without grace_opt: "
+                "leave past_key_values out, or pass attached.new_cache()"
+            )
 
     def _without_implementation(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -257,21 +271,20 @@ class Attached(ContextDecorator):
 
     def __del__(self) -> None:
         if not self._used:
-            warnings.warn(
+            warn(
                 "attach(model, ...) alone changes nothing; write `with attach(model, ...):` and generate inside it, or "
                 "attach(model, ...).start()",
-                UserWarning,
-                stacklevel=2,
+                at=self._line,
             )
 
 
 def attach(
     model: PreTrainedModel,
-    method: str | MethodOptions = GRACE,
-    ratio: Any = RATIO,
+    method: str | MethodOptions | None = None,
+    ratio: float | Sequence[float] | None = None,
     **settings: Any,
 ) -> Attached:
-    """Prune the key cache of every ``model.generate`` inside a ``with`` block.
+    """Give every ``model.generate`` inside a ``with`` block a smaller cache: by default one with ``bits=2.25``.
 
     Parameters
     ----------
@@ -320,7 +333,7 @@ def attach(
         )
     if isinstance(settings.get("pruning"), str | os.PathLike):  # once, not for every prompt
         settings["pruning"] = PruningConfig.from_json(settings["pruning"], found)
-    return Attached(found, {**given_of(method=method, ratio=ratio), **settings})
+    return Attached(found, {"method": method, "ratio": ratio, **settings})
 
 
 def _configuration(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -27,20 +27,21 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from .._util.parameters import integer, shown
 from ..attention.masks import ChannelMask
-from ..attention.provider import MaskProvider
+from ..attention.provider import DEFAULT_RATIO, MaskProvider
 from ..errors import CacheError, CalibrationError, GraceError, OptionError
 from ..registry import MethodOptions
-from .arguments import GRACE, RATIO, given_of, unwrap_model
+from .arguments import unwrap_model
+from .bits.budget import BitBudget
 from .bits.coded import CodedTokens
 from .bits.make_budget import budget_of
-from .bits.settings import NO_BASIS, OF_PROMPT
+from .bits.settings import BUDGETS, DEFAULT_BITS, NO_BASIS, OF_PROMPT
 from .config import PruningConfig
 from .fingerprint import OPTIONAL, adapters_of, fingerprint, fingerprint_differences
 from .foreign_layers import crop_layer, keeps_slice_of, own_window
 from .in_step import InStep, all_or_none
 from .layer import PrunedKeyLayer
 from .layer_budgets import LayerBudgets
-from .mask_source import check_no_settings, check_one_source, forgotten_source, no_source
+from .mask_source import check_no_settings, forgotten_source, no_source, settings_of
 from .masking import mask_from_kept
 from .placement import layer_devices
 from .plan import LayerPlan, MaskSource
@@ -60,7 +61,8 @@ class PrunedKeyCache(Cache):
         The model, or ``model.config``. From the model, the cache also learns the size of prefill chunks and which
         weights its masks and saved states belong to.
     method, ratio
-        As in `PruningConfig`.
+        As in `PruningConfig`. Without them, and without other settings that make the cache smaller, keys and values are
+        stored in 2.25 bits (``bits=2.25``).
     pruning : PruningConfig or path, optional
         All settings at once, instead of ``method``, ``ratio`` and ``settings``. A path is that of a file that
         ``grace-opt tune`` or `PruningConfig.to_json` wrote; it is refused if it is for another model.
@@ -113,8 +115,8 @@ class PrunedKeyCache(Cache):
     def __init__(
         self,
         model: PreTrainedModel | PreTrainedConfig,
-        method: str | MethodOptions = GRACE,
-        ratio: float | Sequence[float] = RATIO,
+        method: str | MethodOptions | None = None,
+        ratio: float | Sequence[float] | None = None,
         *,
         pruning: PruningConfig | str | os.PathLike[str] | None = None,
         provider: MaskSource | None = None,
@@ -133,7 +135,9 @@ class PrunedKeyCache(Cache):
                 "offloading=True needs CUDA, because transformers moves the layers in CUDA streams, and this machine "
                 "has none; leave it out: without a GPU the cache is in main memory anyway"
             )
-        given = {**given_of(method=method, ratio=ratio), **settings}
+        prompt_length = integer("prompt_length", prompt_length, at_least=1, optional=True)  # before a basis is made
+        first = {"method": method, "ratio": ratio}
+        given = {name: value for name, value in first.items() if value is not None} | settings
         if pruning is not None:
             if isinstance(pruning, str | os.PathLike):
                 pruning = PruningConfig.from_json(pruning, model)
@@ -143,8 +147,7 @@ class PrunedKeyCache(Cache):
                     f"{pruning!r}; write PruningConfig(...), or PruningConfig.from_dict(...)"
                 )
             check_no_settings(given, "pruning=")
-        self.pruning = PruningConfig.of(given) if pruning is None else pruning
-        check_one_source(self.pruning, given, provider, masks)
+        self.pruning = settings_of(pruning, given, provider, masks)
         self.budget = None
         if self.pruning.quantize is not None:
             self.pruning.quantize.check_installed()
@@ -166,7 +169,8 @@ class PrunedKeyCache(Cache):
         self._adapters = adapters_of(model) if isinstance(model, PreTrainedModel) else None
         self._check_budgets(len(layers))
         if self.pruning.is_coded:
-            self.budget = budget_of(self.pruning, model, self._shape, self.prunable_layers, len(layers))
+            asked = pruning is not None or any(given.get(name) is not None for name in BUDGETS)
+            self.budget = self._budget(model, len(layers), asked)
         chunk_size = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
         for index, source in self._sources(len(layers), provider, masks).items():
             # The last one: where an eviction leaves layers different numbers of tokens, that has the fewest.
@@ -181,6 +185,18 @@ class PrunedKeyCache(Cache):
         super().__init__(layers=layers, offloading=offloading)
         if prompt_length is not None:
             self.declare_prompt(prompt_length)
+
+    def _budget(self, model: PreTrainedModel | PreTrainedConfig, count: int, asked: bool) -> BitBudget:
+        """Return the budget of bits; if nobody asked for bits, an error says what does without them."""
+        try:
+            return budget_of(self.pruning, model, self._shape, self.prunable_layers, count)
+        except GraceError as error:
+            if asked:
+                raise
+            raise type(error)(
+                f"{str(error).rstrip('.')}. (That is for bits={DEFAULT_BITS:g}, the default; a cache that drops "
+                f"channels of the keys instead needs no basis: write ratio={DEFAULT_RATIO:g})"
+            ) from error
 
     def _sources(self, count: int, provider: MaskSource | None, masks: ChannelMask | None) -> Mapping[int, MaskSource]:
         self._own_source = provider is None and masks is None

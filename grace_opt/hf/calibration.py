@@ -25,7 +25,7 @@ from ..attention.weights import WEIGHTS, salient_channels
 from ..errors import OptionError
 from ..problem import Problem
 from ..registry import MethodOptions
-from .arguments import GRACE, RATIO, require_model
+from .arguments import DEFAULT_METHOD, require_model
 from .bits.settings import BUDGETS
 from .cache import PrunedKeyCache
 from .capture import capture
@@ -45,8 +45,8 @@ def calibrate(
     model: PreTrainedModel,
     texts: Sequence[str | Tensor],
     tokenizer: Any = None,
-    method: str | MethodOptions = GRACE,
-    ratio: Any = RATIO,
+    method: str | MethodOptions | None = None,
+    ratio: float | Sequence[float] | None = None,
     *,
     pruning: PruningConfig | None = None,
     observation_window: int | None = None,
@@ -64,9 +64,10 @@ def calibrate(
     tokenizer : callable, optional
         Needed if ``texts`` contains strings.
     method, ratio, pruning, **settings
-        As in `PrunedKeyCache`, but only those on which the channels depend. ``recent_window``, ``sink_tokens``,
-        ``tail_block``, ``fused``, ``evict`` and ``quantize`` belong to the cache; in ``pruning`` they are ignored, and
-        so is its ``observation_window``. ``bits`` and its like drop no channels: see `calibrate_basis`.
+        As in `PrunedKeyCache`, but only those on which the channels depend; without them, ``"grace"`` and a ratio of
+        0.3. ``recent_window``, ``sink_tokens``, ``tail_block``, ``fused``, ``evict`` and ``quantize`` belong to the
+        cache; in ``pruning`` they are ignored, and so is its ``observation_window``. ``bits`` and its like drop no
+        channels: see `calibrate_basis`.
     observation_window : int, optional
         Number of last queries of each text that count. None means all, since a static mask serves them all.
     advance : callable
@@ -112,6 +113,7 @@ def calibrate(
     _refuse_bits(settings, pruning)
     observed = integer("observation_window", observation_window, at_least=1, optional=True)
     # The same checks, layers and settings as the cache that will use the masks.
+    method = DEFAULT_METHOD if method is None and pruning is None else method
     cache = PrunedKeyCache(model, method, ratio, pruning=pruning, **settings)
     device = input_device(model)
     means: dict[int, Tensor] = {}
@@ -157,3 +159,5 @@ def _refuse_bits(settings: Mapping[str, Any], pruning: PruningConfig | None) -> 
             "calibrate_basis(model, tokenizer, texts).save(FILE), and give the cache bits= and basis=FILE; to drop "
             f"channels, leave out {', '.join(named) or 'pruning='}"
         )
+    if isinstance(pruning, PruningConfig) and pruning.drops_nothing:
+        raise OptionError("calibrate() chooses channels to drop, and pruning= drops none: give it ratio=")

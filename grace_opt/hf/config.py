@@ -23,9 +23,18 @@ from ..attention.provider import DEFAULT_RATIO, MaskProvider
 from ..attention.weights import check_protection, prune_count
 from ..errors import OptionError
 from ..registry import MethodOptions
-from .arguments import OTHER_NAMES_OF_SETTINGS, RATIO, advice, explains_arguments
+from .arguments import DEFAULT_METHOD, OTHER_NAMES_OF_SETTINGS, advice, explains_arguments
 from .bits.classes import SINKS
-from .bits.settings import BUDGETS, CALIBRATED, TAIL_BLOCK_WITH_BITS, check_bits, check_given_bits, check_tail_block
+from .bits.settings import (
+    BUDGETS,
+    CALIBRATED,
+    DEFAULT_BITS,
+    TAIL_BLOCK_WITH_BITS,
+    check_bits,
+    check_given_bits,
+    check_tail_block,
+    differs,
+)
 from .config_file import format_settings, read_settings, write_settings
 from .eviction import TokenEviction
 from .eviction_names import eviction_from_dict, eviction_named, eviction_to_dict
@@ -33,10 +42,16 @@ from .fingerprint import fingerprint
 from .quantization import Quantization
 from .reading.settings import CHANNELS, SAMPLING, TopTokens, reading_from_dict, reading_named
 
+#: Settings that ask for channels to be dropped (as options of a method do), and those that only say how.
+_DROPS, _CHOOSES = ("ratio", "kept_channels", "method"), ("protect", "weight", "seed", "observation_window")
+
 
 def _check_given(given: Mapping[str, Any]) -> None:
     """Refuse arguments that would be ignored, also at their default values."""
     check_given_bits(given)
+    scores = getattr(given.get("read"), "by", given.get("read")) == CHANNELS
+    if not scores and all(given.get(name) is None for name in _DROPS) and not given.get("options"):
+        _refuse_choice({name: given[name] for name in _CHOOSES if given.get(name) is not None})
     if given.get("kept_channels") is not None and "ratio" in given:
         raise _one_of_two(given["ratio"], given["kept_channels"])
 
@@ -46,17 +61,18 @@ def _check_given(given: Mapping[str, Any]) -> None:
 )
 @dataclass(frozen=True)
 class PruningConfig:
-    """How a key cache is pruned.
+    """How a key cache is made smaller: with ``bits=2.25``, unless a setting is given that makes it smaller otherwise.
 
     Attributes
     ----------
-    method : str or options object
-        ``"grace"`` (salient-channel protection and MIES), the name of any registered solver, or a solver's options
-        object such as ``grace_opt.solvers.TabuOptions(iterations=500)``, which is stored as the solver's name and
-        ``options``.
-    ratio : float or sequence of float
-        Share of the channels to prune, in [0, 1): ⌈ratio · d⌉ of d channels are removed. One number, or one per layer
-        of the model; entries for layers that are not pruned are ignored.
+    method : str or options object, optional
+        How channels to drop are chosen: ``"grace"`` (salient-channel protection and MIES), which is the default, the
+        name of any registered solver, or a solver's options object such as
+        ``grace_opt.solvers.TabuOptions(iterations=500)``, which is stored as the solver's name and ``options``.
+    ratio : float or sequence of float, optional
+        Share of the channels to drop, in [0, 1): ⌈ratio · d⌉ of d channels are removed. One number, or one per layer
+        of the model; entries for layers that are not pruned are ignored. If it is not given: 0.3 where ``method``,
+        ``options`` or ``read="channels"`` ask for channels to be chosen; otherwise 0, none is dropped.
     kept_channels : int, optional
         Number of channels to keep in every KV head, instead of ``ratio``.
     protect : (float, float), optional
@@ -94,7 +110,9 @@ class PruningConfig:
     bits : float, optional
         Mean number of bits per element of K and V, with everything counted, over the tokens that are neither sink
         tokens nor recent: instead of pruning, every channel of every token gets its own number of bits. Sets
-        ``sink_tokens`` to 4 and ``tail_block`` to 64 unless they are given.
+        ``sink_tokens`` to 4 and ``tail_block`` to 64 unless they are given. If it is not given: 2.25, unless ``ratio``,
+        ``kept_channels``, ``method``, ``options``, ``evict``, ``quantize``, ``read``, ``key_bits`` with ``value_bits``,
+        or ``total_bytes`` make the cache smaller.
     key_bits, value_bits : float, optional
         The same for K and V apart; both, instead of ``bits``.
     total_bytes : int, optional
@@ -108,8 +126,7 @@ class PruningConfig:
     read : TopTokens or str, optional
         Read few of the old tokens in each step, with a bound on the attention of the others; "pages", "channels" and
         "sampling" stand for the ways with their defaults. Sets ``sink_tokens`` to 4 unless it is given. With channels,
-        ``ratio`` says how many do not give scores, and all are stored; otherwise it is 0 unless it is given: every
-        channel is stored.
+        ``ratio`` says how many do not give scores, and all are stored.
 
     Raises
     ------
@@ -121,13 +138,16 @@ class PruningConfig:
     >>> config = PruningConfig(ratio=0.6, sink_tokens=4)
     >>> PruningConfig.from_dict(config.to_dict()) == config
     True
+    >>> PruningConfig().bits, PruningConfig(ratio=0.6).bits, PruningConfig(quantize="int4").ratio
+    (2.25, None, 0.0)
     >>> from grace_opt.solvers import TabuOptions
     >>> PruningConfig(TabuOptions(iterations=500)).options
     {'iterations': 500}
     """
 
-    method: str | MethodOptions = "grace"
-    ratio: float | Sequence[float] = RATIO  # known once it is known what is read
+    # Known once it is known what is asked for.
+    method: str | MethodOptions = None  # type: ignore[assignment]
+    ratio: float | Sequence[float] = None  # type: ignore[assignment]
     kept_channels: int | None = None
     protect: tuple[float, float] | None = None
     weight: str = "frobenius"
@@ -156,8 +176,7 @@ class PruningConfig:
             object.__setattr__(self, "evict", eviction_named(self.evict))
         if isinstance(self.read, str):
             object.__setattr__(self, "read", reading_named(self.read))
-        if self.ratio is RATIO:
-            object.__setattr__(self, "ratio", self.usual_ratio)
+        self._complete()
         check_fields(self, flag, "fused")
         if self.trellis is not None:
             check_fields(self, flag, "trellis")
@@ -198,7 +217,7 @@ class PruningConfig:
         # Plain floats: numpy's would not go into JSON.
         floats = tuple(map(float, self.ratio)) if isinstance(self.ratio, Sequence) else float(self.ratio)
         object.__setattr__(self, "ratio", floats)
-        if self.kept_channels is not None and self.ratio != self.usual_ratio:
+        if self.kept_channels is not None and self.ratios(None) not in ((0.0,), (DEFAULT_RATIO,)):
             raise _one_of_two(self.ratio, self.kept_channels)
         if self.protect is not None:
             object.__setattr__(self, "protect", check_protection(self.protect))
@@ -229,15 +248,35 @@ class PruningConfig:
             listed = f" The settings of a cache are {', '.join(names)}."
             raise OptionError(f"{error}{meant or listed}") from None
 
-    @property
-    def usual_ratio(self) -> float | Sequence[float]:
-        """The ratio if none is given."""
-        return 0.0 if isinstance(self.read, TopTokens) and self.read.by != CHANNELS else DEFAULT_RATIO
+    def _complete(self) -> None:
+        """Set method and ratio if they are not given, and the bits of a cache that nothing else makes smaller."""
+        scores = isinstance(self.read, TopTokens) and self.read.by == CHANNELS
+        drops = self.method is not None or self.kept_channels is not None or bool(self.options) or scores
+        if self.ratio is None and not (drops or self.is_coded):
+            given = {name: value for name in _CHOOSES if (value := getattr(self, name)) is not None}
+            _refuse_choice({name: value for name, value in given.items() if differs(value, getattr(type(self), name))})
+        others = any(each is not None for each in (self.ratio, self.evict, self.quantize, self.read))
+        if not (self.is_coded or drops or others):
+            if self.fused is False:
+                raise OptionError(
+                    f"fused=False: write ratio={DEFAULT_RATIO} as well, or evict= or quantize=. Alone it would be with "
+                    f"bits={DEFAULT_BITS}, the default, whose codes no attention but ours can read"
+                )
+            object.__setattr__(self, "bits", DEFAULT_BITS)
+        if self.ratio is None:
+            object.__setattr__(self, "ratio", DEFAULT_RATIO if drops and not self.is_coded else 0.0)
+        if self.method is None:
+            object.__setattr__(self, "method", DEFAULT_METHOD)
 
     @property
     def is_coded(self) -> bool:
         """Whether channels get bits, rather than being pruned."""
         return any(getattr(self, name) is not None for name in BUDGETS)
+
+    @property
+    def drops_nothing(self) -> bool:
+        """Whether no channel is dropped in any layer."""
+        return self.is_coded or (self.kept_channels is None and not any(self.ratios(None)))
 
     def ratios(self, layers: int | None = None) -> tuple[float, ...]:
         """The ratio of every layer.
@@ -296,6 +335,12 @@ class PruningConfig:
         # All fields, so that values at their defaults are none that were given.
         defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(cls)}
         found = {**defaults, **values}
+        if (
+            isinstance(found["ratio"], float)
+            and found["ratio"] == DEFAULT_RATIO
+            and any(found[name] is not None for name in BUDGETS)
+        ):
+            found["ratio"] = None  # noted beside bits before they were the default, and without effect
         if found.get("evict") is not None:
             found["evict"] = eviction_from_dict(found["evict"])
         if found.get("quantize") is not None:
@@ -399,6 +444,16 @@ _WRITE: tuple[tuple[str, Any, str], ...] = (
     ("weight", str, 'a name, for instance "frobenius"'),
     ("quantize", Quantization | None, 'a Quantization, for instance Quantization(keys=4), or a name such as "int4"'),
 )
+
+
+def _refuse_choice(given: Mapping[str, Any]) -> None:
+    """Refuse settings that say how to choose channels where none is dropped."""
+    if given:
+        raise OptionError(
+            f"{', '.join(f'{name}={shown(value)}' for name, value in given.items())}: that is how channels are chosen "
+            f"to be dropped, and without ratio= none is; write ratio={DEFAULT_RATIO} as well, or leave "
+            f"{', '.join(given)} out"
+        )
 
 
 def _one_of_two(ratio: Any, kept_channels: Any) -> OptionError:

@@ -17,11 +17,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from .._util.files import TEXT, path_text, write_file
 from .._util.parameters import shown
 from ..attention.masks import is_fingerprint
+from ..attention.provider import DEFAULT_RATIO
 from ..errors import OptionError
 from .arguments import unwrap_model
+from .bits.settings import BUDGETS
 from .fingerprint import fingerprint, fingerprint_differences
+from .reading.settings import CHANNELS, PAGES
 
-FORMAT, VERSION = "grace_opt.pruning", "1"
+FORMAT, VERSION, OLDER = "grace_opt.pruning", "2", "1"
 
 
 def format_settings(settings: Mapping[str, Any], made_for: Mapping[str, int | str]) -> str:
@@ -74,7 +77,7 @@ def read_settings(path: str | os.PathLike[str], model: PreTrainedModel | PreTrai
             f"{name} is JSON, but no file of cache settings, which has format {FORMAT!r}; PruningConfig.to_json and "
             "grace-opt tune write one"
         )
-    if content.get("version") != VERSION:
+    if content.get("version") not in (VERSION, OLDER):
         raise OptionError(
             f"{name} has format version {content.get('version')!r}, and this grace_opt reads {VERSION!r}: update "
             "grace_opt, or run grace-opt tune again"
@@ -89,4 +92,13 @@ def read_settings(path: str | os.PathLike[str], model: PreTrainedModel | PreTrai
                 f"the settings in {name} were measured on another model ({'; '.join(differences)}); run grace-opt "
                 "tune on this one, or, to use them anyway, write pruning=PruningConfig.from_json(FILE)"
             )
-    return settings
+    return settings if content["version"] == VERSION else _of_older(settings)
+
+
+def _of_older(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of a file of version 1, where a ratio left out was 0.3, or 0 with pages and samples."""
+    if settings.get("ratio") is not None or any(settings.get(name) is not None for name in BUDGETS):
+        return settings
+    read = settings.get("read")
+    by = read.get("by", PAGES) if isinstance(read, Mapping) else read
+    return {**settings, "ratio": DEFAULT_RATIO if by in (None, CHANNELS) else 0.0}

@@ -46,9 +46,13 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
             found.append(_time_of_samples(old[0]))
         if layers[0].plan.bits is not None:
             found.append("with bits=, read= saves no time: the high bits of all tokens are read in each step")
-    elif config.quantize is None and all(
-        isinstance(each, Compressed | ByHeads) and each.groups[0].kept_indices.shape[-1] == layer.head_dim
-        for each, layer in zip(old, layers, strict=True)
+    elif (
+        config.quantize is None
+        and config.evict is None
+        and all(
+            isinstance(each, Compressed | ByHeads) and each.groups[0].kept_indices.shape[-1] == layer.head_dim
+            for each, layer in zip(old, layers, strict=True)
+        )
     ):
         found.append("no channel is dropped, so keys take as many bytes as dense ones: write a larger ratio")
     return tuple(found)

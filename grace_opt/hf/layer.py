@@ -21,7 +21,6 @@ Source: ``DynamicLayer`` of transformers, with the same interface; ThinK (arXiv 
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from transformers.cache_utils import DynamicLayer
 
 from .._util.arrays import without_autocast
 from .._util.parameters import integer
+from .._util.warning import warn
 from ..errors import CacheError, OptionError
 from ._compat import crop_is_relative
 from .bits.code_prompt import MIN_TOKENS
@@ -280,7 +280,7 @@ class PrunedKeyLayer(DynamicLayer):
             config, tokens = self.plan.config, "1 token" if length == 1 else f"{length} tokens"
             recent, first = config.recent_window, config.sink_tokens
             if self.plan.bits is not None:
-                warnings.warn(
+                warn(
                     f"the prompt has {tokens}{' left' if self.plan.config.evict else ''} and stays dense: bits "
                     f"are given from {recent + first + MIN_TOKENS} tokens on (sink_tokens={first}, "
                     f"recent_window={recent} and {MIN_TOKENS} more)"
@@ -288,8 +288,6 @@ class PrunedKeyLayer(DynamicLayer):
                     else f"the prompt of {length} tokens stays dense: means, widths"
                     f"{', its own basis' * (self.plan.bits.basis == OF_PROMPT)} and classes alone would take more than "
                     'the bits asked for; write more bits (16 at most), or basis="calibrated"',
-                    UserWarning,
-                    stacklevel=2,
                 )
                 return
             sinks, groups = f" and the first sink_tokens={first}" if first else "", ""
@@ -300,11 +298,9 @@ class PrunedKeyLayer(DynamicLayer):
                 causes = {"group_size": length > recent + first, **causes}
             advice = " or ".join(name for name, alone in causes.items() if alone) or "recent_window and sink_tokens"
             missed = "nothing is pruned; to prune" if config.read is None else "every token is read; to read few of"
-            warnings.warn(
+            warn(
                 f"the prompt has {tokens} and the last recent_window={config.recent_window}{sinks} stay dense"
                 f"{groups}, so {missed} prompts this short, write a smaller {advice}",
-                UserWarning,
-                stacklevel=2,
             )
 
     def _announce_short_rows(self, short: int, rows: int) -> None:
@@ -312,11 +308,9 @@ class PrunedKeyLayer(DynamicLayer):
             self._announced = True
             config, stay = self.plan.config, "stays" if short == 1 else "stay"
             least = config.recent_window + config.sink_tokens + MIN_TOKENS
-            warnings.warn(
+            warn(
                 f"{short} of the batch's {rows} prompts {stay} dense: bits are given from {least} tokens on, padding "
                 "not counted, and where means, widths and classes alone take no more than the bits asked for",
-                UserWarning,
-                stacklevel=2,
             )
 
     # -------------------------------------------------------------- sizes

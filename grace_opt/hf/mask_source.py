@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from torch import Tensor
 
 from ..attention.masks import ChannelMask
+from ..attention.provider import DEFAULT_RATIO
 from ..errors import CacheError, OptionError
+from .bits.settings import BUDGETS
 from .config import PruningConfig
 from .plan import MaskSource
+
+#: What ``provider`` and ``masks`` replace, beside the method's options.
+_DECIDING = ("method", "ratio", "kept_channels", "protect", "weight", "seed")
 
 
 def no_source(queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> ChannelMask:
@@ -38,24 +44,38 @@ def check_no_settings(ignored: Iterable[str], source: str) -> None:
         raise OptionError(f"{source} already decides {decided}; leave out {names}")
 
 
-def check_one_source(
-    pruning: PruningConfig, given: Mapping[str, Any], provider: MaskSource | None, masks: ChannelMask | None
-) -> None:
-    """Refuse arguments that would be ignored, because ``provider`` or ``masks`` already decides the channels."""
+def settings_of(
+    pruning: PruningConfig | None, given: Mapping[str, Any], provider: MaskSource | None, masks: ChannelMask | None
+) -> PruningConfig:
+    """Return the settings of a cache, those that were given or else `pruning`.
+
+    Raises
+    ------
+    OptionError
+        If some would be ignored, because ``provider`` or ``masks`` already decides the channels.
+    """
     chosen = [name for name, value in (("provider", provider), ("masks", masks)) if value is not None]
     if len(chosen) > 1:
         raise OptionError("provider= already decides which channels go; leave out masks")
-    if chosen and pruning.is_coded:
+    if not chosen:
+        return PruningConfig.of(given) if pruning is None else pruning
+    if any(given.get(name) is not None for name in BUDGETS) or (pruning is not None and pruning.is_coded):
         raise OptionError(
-            f"{chosen[0]}= chooses which channels go, and bits= gives all of them their number of bits; leave out one"
+            f"{chosen[0]}= chooses which channels go, and bits= gives all of them their number of bits; leave out one "
+            "(bits=2.25 is the default of a PruningConfig: ratio=0.0 leaves the channels to others)"
         )
-    if chosen:
-        deciding, defaults = (
-            ("method", "ratio", "kept_channels", "protect", "weight", "seed"),
-            PruningConfig(read=pruning.read),
-        )
-        ignored = [n for n in deciding if n in given or getattr(pruning, n) != getattr(defaults, n)]
-        check_no_settings([*ignored, *pruning.options], f"{chosen[0]}=")
+    own = {field.name for field in fields(PruningConfig)} - {*_DECIDING, "options"}
+    check_no_settings([name for name in given if name not in own], f"{chosen[0]}=")
+    found = PruningConfig.of({**given, "ratio": 0.0}) if pruning is None else pruning  # drops none by itself
+    # The usual share may be that of read="channels", or of an older file.
+    plain = PruningConfig(ratio=DEFAULT_RATIO if found.ratio == DEFAULT_RATIO else 0.0)
+    ignored = [name for name in _DECIDING if getattr(found, name) != getattr(plain, name)]
+    check_no_settings([*ignored, *found.options], f"{chosen[0]}=")
+    _check_source(provider, masks)
+    return found
+
+
+def _check_source(provider: MaskSource | None, masks: ChannelMask | None) -> None:
     if provider is not None and (isinstance(provider, type) or not callable(provider)):
         raise OptionError(
             f"provider={provider!r}: write a function (queries, keys, attention_mask) -> ChannelMask, for instance "

@@ -166,7 +166,7 @@ class MemoryReport:
         --------
         >>> from transformers import LlamaConfig
         >>> from grace_opt.hf import PrunedKeyCache
-        >>> report = PrunedKeyCache(LlamaConfig(num_hidden_layers=2)).memory_report().to_dict()
+        >>> report = PrunedKeyCache(LlamaConfig(num_hidden_layers=2), ratio=0.3).memory_report().to_dict()
         >>> report["prunable_layers"], report["total_bytes"], report["total_ratio"], report["bits"]
         (2, 0, 1.0, None)
         """

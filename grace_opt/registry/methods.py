@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 import inspect
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +23,7 @@ from .. import objective
 from .._util.names import did_you_mean
 from .._util.optional import pip_install
 from .._util.parameters import choice, flag, plain, shown
+from .._util.warning import warn
 from ..errors import OptionError, UnknownSolverError
 from ..kernels._shared.threads import always_compiled
 from ..kernels.columns.source import ColumnWeights
@@ -319,10 +319,9 @@ def _load(point: EntryPoint) -> None:
                 unregister(name)
         why = f"{type(error).__name__}: {error}"
         if _broken_entry_points.setdefault(point, why) is why:
-            warnings.warn(
+            warn(
                 f"the methods of entry point {point.name} = {point.value} are missing: it could not be loaded ({why})",
                 RuntimeWarning,
-                stacklevel=3,
             )
 
 

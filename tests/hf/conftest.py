@@ -14,6 +14,7 @@ import transformers
 from transformers import DynamicCache
 
 import grace_opt.hf
+from grace_opt.attention.provider import DEFAULT_RATIO
 from grace_opt.hf import PrunedKeyCache, fingerprint, saving
 
 FAMILIES = {
@@ -107,12 +108,21 @@ def in_one_graph():
     torch.compiler.reset()
 
 
+#: What says how a cache is made smaller in another way than by dropping the usual share of the channels.
+ELSE = {"ratio", "kept_channels", "method", "provider", "masks", "pruning", "bits", "key_bits", "total_bytes"}
+
+
 @pytest.fixture
 def prune():
-    """`prune(model, method, ratio, **arguments)`: a cache with windows small enough for short prompts."""
+    """`prune(model, method, ratio, **arguments)`: a cache with windows small enough for short prompts, that drops 0.3
+    of the channels unless it is told otherwise; with `read=` by pages or samples, none.
+    """
 
     def make(model, *arguments, **options):
         options = {"recent_window": RECENT, "observation_window": OBSERVED, **options}
+        if not arguments and not ELSE & options.keys():
+            by = getattr(options.get("read"), "by", options.get("read"))
+            options["ratio"] = 0.0 if by in ("pages", "sampling") else DEFAULT_RATIO
         return PrunedKeyCache(model.config, *arguments, **options)
 
     return make

@@ -130,7 +130,7 @@ def main(folder: Path, rank: int, ranks: int, port: int) -> None:
     assert rank == dist.get_rank()
     found = {
         "outcomes": outcomes(model, ChannelMask.load(folder / "masks.safetensors"), folder / "basis.safetensors"),
-        "fingerprint": PrunedKeyCache(model).fingerprint(),
+        "fingerprint": PrunedKeyCache(model, "grace").fingerprint(),
         "saved": saved(model, folder, rank),
     }
     (folder / f"rank{rank}.json").write_text(json.dumps(found))

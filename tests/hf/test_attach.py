@@ -44,7 +44,7 @@ def new(prompt):
 def explicit(tiny, new):
     """The tokens with a cache that is passed, and the cache."""
 
-    def run(ids, mask=None, arguments=(), **options):
+    def run(ids, mask=None, arguments=("grace",), **options):
         model = tiny()
         cache = PrunedKeyCache(model, *arguments, prompt_length=ids.shape[1], **WINDOWS)
         tokens = new(model, ids, mask, past_key_values=cache, **options)
@@ -108,7 +108,7 @@ class TestTokens:
         expected, _ = explicit(prompt)
         options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 10, "do_sample": False}
         args, named = ((prompt,), {}) if call == "by position" else ((), {call: prompt})
-        with attach(model, **WINDOWS) as attached:
+        with attach(model, "grace", **WINDOWS) as attached:
             assert torch.equal(model.generate(*args, **named, **options)[:, 40:], expected)
         assert attached.cache.layers[0].prompt.declared == 40
 
@@ -116,7 +116,7 @@ class TestTokens:
         prompt, mask = padded
         expected, cache = explicit(prompt, mask)
         embedded = model.get_input_embeddings()(prompt).detach()
-        with attach(model, **WINDOWS) as attached:
+        with attach(model, "grace", **WINDOWS) as attached:
             found = model.generate(inputs_embeds=embedded, attention_mask=mask, max_new_tokens=10, do_sample=False)
         assert torch.equal(found[:, -10:], expected)
         assert attached.cache.layers[0].prompt.declared == 40
@@ -147,7 +147,7 @@ class TestPromptEnd:
             pytest.skip("these transformers get the positions of chunks wrong, with any cache")
         found = []
         for extra in ({}, options):
-            with attach(model, **WINDOWS) as attached:
+            with attach(model, "grace", **WINDOWS) as attached:
                 tokens = new(model, ids, **extra)
             found.append((tokens, attached.cache.channel_mask().pruned))
             assert attached.cache.layers[0].compressed.length == 32
@@ -173,13 +173,13 @@ class TestPromptEnd:
 
     def test_is_what_the_candidates_would_hide_from_a_cache_without_it(self, tiny, prompt, new):
         with pytest.raises(CacheError, match=r"with grace_opt\.hf\.attach\(model\)"):
-            new(tiny(), prompt[:1], past_key_values=PrunedKeyCache(tiny(), **WINDOWS), **LOOKUP)
+            new(tiny(), prompt[:1], past_key_values=PrunedKeyCache(tiny(), "grace", **WINDOWS), **LOOKUP)
 
 
 class TestModel:
     def test_is_as_found_after_the_block(self, model, new):
         before, dense = model.generate, new(model)
-        with attach(model, **WINDOWS):
+        with attach(model, "grace", **WINDOWS):
             assert model.config._attn_implementation == "grace_sdpa"
             assert vars(model)["generate"].__name__ == "generate"
         assert as_found(model)
@@ -187,7 +187,7 @@ class TestModel:
         assert torch.equal(new(model), dense)
 
     def test_is_as_found_after_an_exception(self, model, new):
-        with pytest.raises(ZeroDivisionError), attach(model, **WINDOWS):
+        with pytest.raises(ZeroDivisionError), attach(model, "grace", **WINDOWS):
             new(model, max_new_tokens=1 // 0)
         assert as_found(model)
 
@@ -229,7 +229,7 @@ class TestModel:
             return plain(*args, **kwargs)
 
         monkeypatch.setattr(model, "generate", own, raising=False)
-        with attach(model, **WINDOWS) as attached:
+        with attach(model, "grace", **WINDOWS) as attached:
             new(model)
         assert calls == [attached.cache], "it is still what runs"
         assert vars(model)["generate"] is own
@@ -237,7 +237,7 @@ class TestModel:
 
     def test_is_left_alone_beside_others_of_its_class(self, model, tiny, new):
         other = tiny("qwen2", attention="sdpa")
-        with attach(model, **WINDOWS) as attached:
+        with attach(model, "grace", **WINDOWS) as attached:
             new(other)
         assert unused(attached)
 
@@ -270,11 +270,11 @@ class TestModel:
 
 class TestCache:
     def test_is_not_there_before_the_first_call(self, model):
-        with attach(model, **WINDOWS) as attached:
+        with attach(model, "grace", **WINDOWS) as attached:
             assert unused(attached)
 
     def test_is_a_new_one_for_every_call(self, model, prompt, new):
-        with attach(model, **WINDOWS) as attached:
+        with attach(model, "grace", **WINDOWS) as attached:
             first, one = new(model), attached.cache
             again, two = new(model), attached.cache
             new(model, prompt[:1, :20])
@@ -284,7 +284,7 @@ class TestCache:
         assert (one.get_seq_length(), two.get_seq_length()) == (49, 49)
 
     def test_is_returned_by_generate_as_well(self, model, prompt):
-        with attach(model, **WINDOWS) as attached:
+        with attach(model, "grace", **WINDOWS) as attached:
             found = model.generate(
                 prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=2, return_dict_in_generate=True
             )
@@ -299,7 +299,7 @@ class TestCache:
         assert passed.get_seq_length() == 49
 
     def test_goes_on_with_the_conversation_when_passed_again(self, model, prompt, continuation, new):
-        with attach(model, **WINDOWS) as attached:
+        with attach(model, "grace", **WINDOWS) as attached:
             first = new(model)
             cache = attached.cache
             longer = torch.cat([prompt, first, continuation], dim=1)
@@ -332,7 +332,7 @@ class TestCache:
     def test_of_a_short_prompt_stays_dense_and_says_so(self, model, prompt, new):
         dense = new(model, prompt[:, :6])
         with (
-            attach(model, **WINDOWS),
+            attach(model, "grace", **WINDOWS),
             pytest.warns(UserWarning, match="6 tokens and the last recent_window=8") as found,
         ):
             assert torch.equal(new(model, prompt[:, :6]), dense)
@@ -393,7 +393,7 @@ def test_a_turn_after_one_that_was_too_short_is_pruned(tiny, prompt):
     """Its candidates are not observed either: attach says anew where the prompt ends."""
     model = tiny()
     options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": 1000}
-    with attach(model, **WINDOWS) as attached:
+    with attach(model, "grace", **WINDOWS) as attached:
         with pytest.warns(UserWarning, match="6 tokens"):
             first = model.generate(prompt[:1, :6], **options)
         longer = torch.cat([first, prompt[:1], prompt[:1, 4:12]], dim=1)
@@ -404,7 +404,7 @@ def test_a_turn_after_one_that_was_too_short_is_pruned(tiny, prompt):
 @pytest.mark.parametrize("new", [1, 3])
 def test_going_on_without_our_attention_is_named_before_it_fails(new, tiny, prompt, continuation):
     model = tiny(attention="sdpa")
-    with attach(model, **WINDOWS) as attached:
+    with attach(model, "grace", **WINDOWS) as attached:
         model.generate(prompt, max_new_tokens=2, do_sample=False)
     with (
         pytest.raises(CacheError, match=r'the attention of the model that it was made for is "sdpa"'),
@@ -415,7 +415,7 @@ def test_going_on_without_our_attention_is_named_before_it_fails(new, tiny, prom
 
 def test_a_cache_implementation_is_refused(tiny, prompt):
     model = tiny()
-    with attach(model, **WINDOWS), pytest.raises(OptionError, match="leave out cache_implementation"):
+    with attach(model, "grace", **WINDOWS), pytest.raises(OptionError, match="leave out cache_implementation"):
         model.generate(prompt, cache_implementation="static", max_new_tokens=2)
 
 
@@ -451,17 +451,17 @@ def test_a_model_without_its_head_is_refused(tiny, prompt):
     model = tiny(attention="sdpa")
     with pytest.raises(OptionError, match=r"LlamaModel has no generate\(\): .*attach\(model\) with the full model"):
         attach(model.model)
-    with attach(model, **WINDOWS):  # what the message says works
+    with attach(model, "grace", **WINDOWS):  # what the message says works
         model.generate(prompt, max_new_tokens=1)
     with attention_implementation(model.model, "grace_sdpa"), torch.no_grad():
-        model.model(prompt, past_key_values=PrunedKeyCache(model.model, **WINDOWS))
+        model.model(prompt, past_key_values=PrunedKeyCache(model.model, "grace", **WINDOWS))
 
 
 @pytest.mark.parametrize("count", [1, 30, 45])
 def test_an_input_shorter_than_the_cache_is_refused(count, tiny, prompt):
     """transformers would drop its first tokens, or all of them."""
     model = tiny()
-    with attach(model, **WINDOWS) as attached:
+    with attach(model, "grace", **WINDOWS) as attached:
         model.generate(prompt, max_new_tokens=8)
         with pytest.raises(CacheError, match=f"has {count} tokens and the cache holds 47: .* takes its input for the"):
             model.generate(prompt.repeat(1, 2)[:, :count], past_key_values=attached.cache)
@@ -473,6 +473,6 @@ def test_a_cache_that_nothing_is_put_into(tiny, prompt, monkeypatch):
     model = tiny()
     plain = type(model).generate
     monkeypatch.setattr(type(model), "generate", lambda self, x, past_key_values=None, **k: plain(self, x, **k))
-    with attach(model, **WINDOWS), pytest.warns(UserWarning, match="put nothing into its cache") as warned:
+    with attach(model, "grace", **WINDOWS), pytest.warns(UserWarning, match="put nothing into its cache") as warned:
         model.generate(prompt, max_new_tokens=2)
     assert [each.filename for each in warned if "nothing into" in str(each.message)] == [__file__]

@@ -159,7 +159,7 @@ class TestPromptWithoutTokens:
     SAYS = "the prompt has no tokens: input_ids, or inputs_embeds, has the length 0; give at least one token"
 
     @pytest.mark.parametrize("given", ["input_ids", "inputs_embeds"])
-    @pytest.mark.parametrize("settings", [{}, {"bits": 2, "basis": "none"}], ids=["pruned", "coded"])
+    @pytest.mark.parametrize("settings", [{"ratio": 0.3}, {"bits": 2, "basis": "none"}], ids=["pruned", "coded"])
     def test_is_refused_by_generate(self, settings, given, tiny):
         model = tiny()
         empty = torch.zeros(1, 0, 64) if given == "inputs_embeds" else torch.zeros(1, 0, dtype=torch.long)

@@ -204,7 +204,8 @@ class TestBasis:
 
     def test_without_bits(self):
         with pytest.raises(OptionError, match=r"trellis=False is for bits=: write bits=2.25 as well, or leave"):
-            PruningConfig(trellis=False)
+            PruningConfig(trellis=False, ratio=0.3)
+        assert PruningConfig(trellis=False) == PruningConfig(bits=2.25, trellis=False)  # the default has bits
         with pytest.raises(OptionError, match="trellis=True is for bits="):
             PruningConfig(trellis=True, read="pages")
         assert PruningConfig(read="pages").trellis is None
@@ -213,7 +214,8 @@ class TestBasis:
         with pytest.raises(OptionError, match="read= finds tokens by the high bits of their codes"):
             PruningConfig(bits=2, trellis=True, read="pages")
         with pytest.raises(OptionError, match=r"basis='none' is for bits=: write bits=2.25 as well, or leave"):
-            PruningConfig(basis="none")
+            PruningConfig(basis="none", ratio=0.3)
+        assert PruningConfig(basis="none") == PruningConfig(bits=2.25, basis="none")
 
     def test_that_is_mistyped_or_missing(self, made):
         with pytest.raises(

@@ -106,7 +106,7 @@ class TestCallsInFlight:
 
     @pytest.mark.parametrize("first", [0, 1])
     def test_the_last_of_several_puts_the_model_back(self, first, model, held):
-        with attach(model, **WINDOWS), attach(model, kept_channels=4, **WINDOWS):
+        with attach(model, "grace", **WINDOWS), attach(model, kept_channels=4, **WINDOWS):
             calls = [held(), held()]
         for number in (first, 1 - first):
             assert not as_found(model)
@@ -118,7 +118,7 @@ class TestCallsInFlight:
 
     def test_a_call_that_raises_puts_the_model_back(self, model, held, monkeypatch):
         monkeypatch.setattr(threading, "excepthook", lambda raised: None)
-        with attach(model, **WINDOWS):
+        with attach(model, "grace", **WINDOWS):
             streamer, thread, found = held()
         streamer.put = None  # not callable
         streamer.go.set()
@@ -127,7 +127,7 @@ class TestCallsInFlight:
         assert as_found(model)
 
     def test_the_block_can_not_be_opened_again_meanwhile(self, model, prompt, held):
-        block = attach(model, **WINDOWS)
+        block = attach(model, "grace", **WINDOWS)
         with block:
             streamer, thread, _ = held()
         with pytest.raises(OptionError, match="calls in it are still running"):
@@ -169,7 +169,11 @@ class TestOrder:
             first.callback(lambda: [stack.close() for stack in stacks])
             for stack, block in zip(
                 stacks,
-                (attention_implementation(model, "eager"), attach(model), attention_implementation(model, "sdpa")),
+                (
+                    attention_implementation(model, "eager"),
+                    attach(model, "grace"),
+                    attention_implementation(model, "sdpa"),
+                ),
                 strict=True,
             ):
                 stack.enter_context(block)
@@ -193,7 +197,7 @@ class TestOrder:
 
     def test_of_a_generator_that_nobody_closes_is_that_of_the_collector(self, model, prompt):
         def answer():
-            with attach(model, **WINDOWS):
+            with attach(model, "grace", **WINDOWS):
                 yield model.generate(prompt, **OPTIONS)
 
         next(answer())
@@ -223,7 +227,7 @@ class TestOrder:
         assert as_found(model)
 
     def test_leaves_what_others_have_put_around_generate(self, model, prompt, monkeypatch):
-        with attach(model, **WINDOWS):
+        with attach(model, "grace", **WINDOWS):
             ours = model.generate
             monkeypatch.setattr(model, "generate", lambda *args, **kwargs: ours(*args, **kwargs))
             theirs = model.generate
@@ -244,7 +248,7 @@ class TestInterrupts:
     @staticmethod
     def run(interrupt_at, model, **call):
         """Enter and leave a block; raise at that line of ours. Returns how many lines there were."""
-        block, lines = attach(model, **WINDOWS), 0
+        block, lines = attach(model, "grace", **WINDOWS), 0
 
         def trace(frame, event, argument):
             nonlocal lines
@@ -293,31 +297,31 @@ class TestCopies:
             assert not torch.equal(model.generate(prompt, **OPTIONS), dense), "the original still prunes"
             assert attached.cache.memory_report().pruned_tokens
         assert as_found(model)
-        with attach(twin, **WINDOWS) as attached:
+        with attach(twin, "grace", **WINDOWS) as attached:
             twin.generate(prompt, **OPTIONS)
             assert attached.cache.memory_report().pruned_tokens
 
     def test_of_a_model_with_a_generate_of_its_own_keep_it(self, model, prompt, monkeypatch):
         monkeypatch.setattr(model, "generate", print)
-        with attach(model, **WINDOWS):
+        with attach(model, "grace", **WINDOWS):
             assert copy.deepcopy(model).generate is print
 
     def test_by_pickle_are_refused(self):
         # Of its own: once a model has returned attentions, old transformers leave hooks on it that cannot be pickled.
         model = build.__wrapped__("Llama")
-        with attach(model), pytest.raises(CacheError, match="leave the block before you pickle"):
+        with attach(model, "grace"), pytest.raises(CacheError, match="leave the block before you pickle"):
             pickle.dumps(model)
 
 
 class TestUse:
     def test_without_with_is_noticed(self, model):
         with pytest.warns(UserWarning, match="alone changes nothing; write `with attach") as found:
-            attach(model)
+            attach(model, "grace")
         assert [warning.filename for warning in found] == [__file__]
         assert as_found(model)
 
     def test_twice_at_once_is_refused_and_one_after_the_other_works(self, model, prompt):
-        block = attach(model, **WINDOWS)
+        block = attach(model, "grace", **WINDOWS)
         with block, pytest.raises(OptionError, match="open already"):
             block.__enter__()
         with block as attached:
@@ -337,7 +341,7 @@ class TestUse:
         assert as_found(model)
 
     def test_what_is_yielded_is_no_cache(self, model, prompt):
-        with attach(model, **WINDOWS) as attached:
+        with attach(model, "grace", **WINDOWS) as attached:
             with pytest.raises(OptionError, match=r"write past_key_values=attached\.cache"):
                 model.generate(prompt, past_key_values=attached, **OPTIONS)
             with pytest.raises(AttributeError, match=r"write attached\.cache\.memory_report"):
@@ -365,12 +369,12 @@ class TestUse:
 
     def test_of_a_compiled_model_is_that_of_the_model(self, model, prompt):
         compiled = torch.compile(model, backend="eager")
-        with attach(compiled, **WINDOWS) as attached:
+        with attach(compiled, "grace", **WINDOWS) as attached:
             found = compiled.generate(prompt, **OPTIONS)
             assert torch.equal(found, model.generate(prompt, **OPTIONS))
         assert attached.cache.memory_report().pruned_tokens == 32
         assert as_found(model)
-        assert PrunedKeyCache(compiled).fingerprint() == PrunedKeyCache(model).fingerprint()
+        assert PrunedKeyCache(compiled, "grace").fingerprint() == PrunedKeyCache(model, "grace").fingerprint()
 
 
 class TestWhatTheUserChose:
@@ -420,7 +424,7 @@ class TestWhatTheUserChose:
     @pytest.mark.parametrize("where", ["passed", "the model's"])
     @pytest.mark.parametrize("name", ["static", "hybrid", "offloaded"])
     def test_a_configured_cache_is_set_aside(self, name, where, model, prompt, monkeypatch):
-        with attach(model, **WINDOWS):
+        with attach(model, "grace", **WINDOWS):
             expected = model.generate(prompt, **OPTIONS)
         changed, options = copy.deepcopy(model.generation_config), dict(OPTIONS)
         changed.cache_implementation = name
@@ -432,7 +436,7 @@ class TestWhatTheUserChose:
             monkeypatch.setattr(type(model), "generate", lambda *a, **k: (given.append(k), plain(*a, **k))[1])
         else:
             monkeypatch.setattr(model, "generation_config", changed)
-        with attach(model, **WINDOWS) as attached:
+        with attach(model, "grace", **WINDOWS) as attached:
             assert torch.equal(model.generate(prompt, **options), expected)
             assert attached.cache.memory_report().pruned_tokens == 32
             if where == "passed":  # in any position
@@ -471,7 +475,7 @@ def test_a_block_that_is_over_is_freed_at_once(model, prompt):
     """Its cache would otherwise live until the garbage collector comes by."""
     gc.disable()
     try:
-        with attach(model, **WINDOWS) as attached:
+        with attach(model, "grace", **WINDOWS) as attached:
             model.generate(prompt, **OPTIONS)
         gone = weakref.ref(attached)
         del attached

@@ -179,7 +179,7 @@ class TestUse:
         assert torch.equal(cache.channel_mask().pruned, everywhere.pruned)
         assert close(found, zeroed(model, everywhere, padded[0], continuation, padded[1]))
         with pytest.raises(AssertionError, match="nothing is to be computed"):
-            generate(model, PrunedKeyCache(model, **WINDOWS), padded[0])  # what fails can fail
+            generate(model, PrunedKeyCache(model, "grace", **WINDOWS), padded[0])  # what fails can fail
 
     def test_survives_a_file(self, tiny, texts, tmp_path, prompt, generate):
         model = tiny()
@@ -252,7 +252,7 @@ class TestBadInput:
         (name,) = setting
         with pytest.raises(OptionError, match=rf"do not depend on {name}; .*masks=masks, {name}=\.\.\.\)"):
             calibrate(tiny(), texts, **setting)
-        both = calibrate(tiny(), texts, pruning=PruningConfig(**setting)), calibrate(tiny(), texts)
+        both = calibrate(tiny(), texts, pruning=PruningConfig(ratio=0.3, **setting)), calibrate(tiny(), texts)
         assert torch.equal(both[0].pruned, both[1].pruned), "of a whole configuration they are not read"
 
     @pytest.mark.parametrize("name", ["prompt_length", "offloading"])
@@ -323,7 +323,7 @@ class TestBadInput:
             ({"kept_channels": 17}, ProblemError, "give at most 16"),
             ({"dense_layers": 2}, CacheError, "leaves no layer"),
             ({"no_such_option": 1}, OptionError, "no_such_option"),
-            ({"pruning": PruningConfig(), "ratio": 0.6}, OptionError, "leave out ratio"),
+            ({"pruning": PruningConfig(ratio=0.3), "ratio": 0.6}, OptionError, "leave out ratio"),
         ],
     )
     def test_settings_are_told_before_any_text_is_read(self, wrong, error, says, tiny, texts, monkeypatch):

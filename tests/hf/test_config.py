@@ -106,7 +106,7 @@ class TestRoundTrip:
         again = PruningConfig.from_dict(json.loads(json.dumps(config.to_dict())))
         assert again == config
         assert again.to_dict() == config.to_dict()
-        assert again.ratio == others.get("ratio", 0.0 if config.read.by != "channels" else PruningConfig().ratio)
+        assert again.ratio == (0.0 if config.read.by != "channels" else DEFAULT_RATIO)
         for name, value in {"sink_tokens": 4, **others}.items():
             assert getattr(again, name) == value
 
@@ -138,7 +138,7 @@ class TestRoundTrip:
             ({"evict": {"name": "lru"}}, "with a name from 'snapkv'"),
             ({"evict": 3}, "with a name from 'snapkv'"),
             ({"quantize": 3}, r"quantize=3: write the dict that Quantization\.to_dict gives"),
-            ({"protect": 3}, r"protect=3: give \(low, high\)"),
+            ({"ratio": 0.3, "protect": 3}, r"protect=3: give \(low, high\)"),
             (None, "None: write the dict that to_dict gives"),
         ],
     )
@@ -161,10 +161,11 @@ class TestValues:
         ],
     )
     def test_whole_numbers(self, name, least):
-        assert getattr(PruningConfig(**{name: least}), name) == least
+        drops = {"method": "grace"}
+        assert getattr(PruningConfig(**drops, **{name: least}), name) == least
         for wrong in (least - 1, least + 0.5, str(least), True, [least]):
             with pytest.raises(OptionError, match=rf"^{name}=.*: give an integer >= {least}"):
-                PruningConfig(**{name: wrong})
+                PruningConfig(**drops, **{name: wrong})
 
     @pytest.mark.parametrize("name", ["recent_window", "observation_window", "dense_layers", "seed"])
     def test_only_some_may_be_left_open(self, name):
@@ -175,7 +176,6 @@ class TestValues:
         ("name", "value", "says"),
         [
             ("ratio", "half", r"ratio='half': give one number in \[0, 1\), or a list with one per layer"),
-            ("ratio", None, r"ratio=None: give one number in \[0, 1\), or a list"),
             ("ratio", {0.5}, r"ratio={0\.5}: give one number in \[0, 1\), or a list"),
             ("ratio", [], r"ratio=\[\]: give one number in \[0, 1\), or a list"),
             ("ratio", np.array([0.5, 0.5]), r"ratio=array.*: give one number in \[0, 1\), or a list"),
@@ -203,7 +203,7 @@ class TestValues:
     )
     def test_wrong_ones_are_named_with_what_to_write(self, name, value, says):
         with pytest.raises(OptionError, match=says):
-            PruningConfig(**{name: value})
+            PruningConfig(**{"method": "grace", name: value})
 
     def test_unknown_methods_are_told_at_once(self):
         with pytest.raises(UnknownSolverError, match=r"no method is called 'miess'.*mies"):

@@ -53,7 +53,7 @@ def test_a_file_that_is_none_says_why(tmp_path) -> None:
         (path.read_text()[:-9], "it is not JSON"),
         ("[1]", "no file of cache settings"),
         (json.dumps({"recommended": "x"}), "no file of cache settings"),
-        (json.dumps({**whole, "version": "2"}), "format version '2', and this grace_opt reads '1'"),
+        (json.dumps({**whole, "version": "3"}), "format version '3', and this grace_opt reads '2'"),
         (json.dumps({**whole, "pruning": 3}), "lacks its settings"),
         (json.dumps({**whole, "fingerprint": {"weights": 0.5}}), "lacks its settings or the model"),
         (json.dumps({**whole, "pruning": {"ratios": 0.5}}), "has no ratios"),

@@ -236,11 +236,11 @@ class TestArguments:
     @pytest.mark.parametrize("value", [-1, 1.5, "32", None, True])
     def test_windows(self, name, value, tiny):
         with pytest.raises(OptionError, match=f"{name}=.*: give an integer >= "):
-            PrunedKeyCache(tiny().config, **{name: value})
+            PrunedKeyCache(tiny().config, ratio=0.3, **{name: value})
 
     def test_an_observation_window_of_nothing(self, tiny):
         with pytest.raises(OptionError, match="observation_window=0: give an integer >= 1"):
-            PrunedKeyCache(tiny().config, observation_window=0)
+            PrunedKeyCache(tiny().config, ratio=0.3, observation_window=0)
 
     def test_unknown_method_and_option(self, tiny):
         with pytest.raises(UnknownSolverError, match="mies"):

@@ -12,7 +12,7 @@ from grace_opt.errors import CacheError
 from grace_opt.hf import PrunedKeyCache, attach
 from tests.hf.conftest import RECENT, build
 
-SETTINGS = {"pruned": {}, "coded": {"bits": 4, "basis": "none"}, "dense": {"ratio": 0}}
+SETTINGS = {"pruned": {"ratio": 0.3}, "coded": {"bits": 4, "basis": "none"}, "dense": {"ratio": 0}}
 
 
 def tuned(model):
@@ -69,7 +69,7 @@ def test_a_copy_of_the_model_goes_on(filled, model, long):
 def test_models_are_not_kept_alive(long):
     model = copy.deepcopy(build("Llama"))
     model.set_attn_implementation("grace_sdpa")
-    cache = PrunedKeyCache(model.config)
+    cache = PrunedKeyCache(model.config, "grace")
     with torch.no_grad():
         model(long, past_key_values=cache)
     assert cache.layers[0]._filler._module() is not None
@@ -80,7 +80,7 @@ def test_models_are_not_kept_alive(long):
 
 @pytest.mark.parametrize("loaded", [False, True], ids=["filled", "loaded"])
 def test_attach_refuses_a_cache_of_another_model_before_anything_is_appended(loaded, model, long, tmp_path):
-    with attach(model) as attached:
+    with attach(model, "grace") as attached:
         model.generate(long, max_new_tokens=2, do_sample=False)
     cache = attached.cache
     if loaded:
@@ -89,12 +89,12 @@ def test_attach_refuses_a_cache_of_another_model_before_anything_is_appended(loa
     length, other = cache.get_seq_length(), tuned(model)
     longer = torch.cat([long, long], dim=1)
     with (
-        attach(other),
+        attach(other, "grace"),
         pytest.raises(CacheError, match=r"of another model \(the weights differ, as after fine-tuning\)"),
     ):
         other.generate(longer, past_key_values=cache, max_new_tokens=2, do_sample=False)
     assert cache.get_seq_length() == length
     same = copy.deepcopy(model)
-    with attach(same):
+    with attach(same, "grace"):
         same.generate(longer, past_key_values=cache, max_new_tokens=2, do_sample=False)
     assert cache.get_seq_length() == 241

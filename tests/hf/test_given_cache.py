@@ -289,14 +289,14 @@ def test_a_model_that_forgets_its_text(kind, ids):
 def test_training_with_gradient_checkpointing_is_named(tiny, prompt):
     model = copy.deepcopy(tiny(attention="sdpa")).train()
     model.gradient_checkpointing_enable()
-    with attach(model, **WINDOWS) as attached, pytest.warns(UserWarning, match="into its cache") as warned:
+    with attach(model, "grace", **WINDOWS) as attached, pytest.warns(UserWarning, match="into its cache") as warned:
         model.generate(prompt, **GREEDY)
     (ours,) = [each for each in warned if "into its cache" in str(each.message)]
     assert "put nothing into its cache, so nothing is compressed: transformers does so where" in str(ours.message)
     assert "model.eval() ends that" in attached.cache.memory_report().left_out
     assert ours.filename == __file__
     model.eval()
-    with warnings.catch_warnings(), attach(model, **WINDOWS) as attached:
+    with warnings.catch_warnings(), attach(model, "grace", **WINDOWS) as attached:
         warnings.simplefilter("error")
         model.generate(prompt, **GREEDY)
     assert attached.cache.memory_report().left_out is None
@@ -305,8 +305,8 @@ def test_training_with_gradient_checkpointing_is_named(tiny, prompt):
 def test_a_cache_beside_use_cache_false_is_refused(tiny, prompt):
     """transformers would store the whole text again in every step."""
     model = tiny(attention="sdpa")
-    with attach(model, **WINDOWS):
-        cache = PrunedKeyCache(model, **WINDOWS)
+    with attach(model, "grace", **WINDOWS):
+        cache = PrunedKeyCache(model, "grace", **WINDOWS)
         with pytest.raises(OptionError, match=r"use_cache=False beside past_key_values: .* leave out one of them"):
             model.generate(prompt, past_key_values=cache, use_cache=False)
 
@@ -370,7 +370,7 @@ def test_other_models_whose_embeddings_change_with_length(kind, ids, quiet):
 def test_code_that_wraps_the_hook_is_not_lost(tiny, prompt):
     """It copies the attributes of what it wraps, which are of a hook that is gone."""
     model, seen = copy.deepcopy(tiny(attention="sdpa")), []
-    with attach(model, **WINDOWS):
+    with attach(model, "grace", **WINDOWS):
         hook = model.generate
 
         @functools.wraps(hook)
@@ -379,7 +379,7 @@ def test_code_that_wraps_the_hook_is_not_lost(tiny, prompt):
             return hook(*args, **kwargs)
 
         model.generate = wrapper
-    with attach(model, **WINDOWS) as attached:
+    with attach(model, "grace", **WINDOWS) as attached:
         model.generate(prompt, **GREEDY)
     assert seen == [1]
     assert attached.cache.get_seq_length() == 59

@@ -70,8 +70,8 @@ def load_libraries():
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"sink_tokens": 4},
+        {"ratio": 0.3},
+        {"ratio": 0.3, "sink_tokens": 4},
         {"evict": SnapKV(256)},
         {"quantize": Quantization(4, 4)},
         {"bits": 2.25, "basis": "none"},

@@ -74,7 +74,7 @@ def test_a_used_cache_refuses_a_prompt_without_new_tokens():
     model, _ = pocket()
     _, ids = needle_ids(400, 0.2, 4)
     with attention_implementation(model, "grace_sdpa"), torch.no_grad():
-        cache = PrunedKeyCache(model.config)
+        cache = PrunedKeyCache(model.config, "grace")
         model(ids, past_key_values=cache)
         with pytest.raises(CacheError, match="no new tokens"):
             model(ids[:, :0], past_key_values=cache)

@@ -132,7 +132,7 @@ class TestAssisted:
 
 
 CROPPED = (
-    {},
+    {"ratio": 0.3},
     {"evict": SnapKV(budget=50, window=6)},
     {"evict": H2O(budget=50, window=None, observed=None)},
     {"bits": 3, "basis": "none"},
@@ -169,7 +169,7 @@ def test_a_prompt_cropped_while_it_is_read_is_what_is_left_of_it(removed, paddin
 def test_a_prompt_whose_queries_are_all_taken_back_is_refused(tiny, padded, continuation):
     model, (prompt, mask) = copy.deepcopy(tiny()), padded
     model.generation_config.prefill_chunk_size = 40
-    cache = PrunedKeyCache(model, recent_window=8, observation_window=6)
+    cache = PrunedKeyCache(model, "grace", recent_window=8, observation_window=6)
     with torch.no_grad():
         model(prompt, attention_mask=mask, past_key_values=cache)
     with pytest.raises(CacheError, match="without its last 10 tokens no queries are left to choose by"):
@@ -207,7 +207,7 @@ class TestDeclaring:
         assert cache.layers[0].compressed.length == 32
 
 
-@pytest.mark.parametrize("settings", [{"sink_tokens": 4}, {"read": "channels"}])
+@pytest.mark.parametrize("settings", [{"ratio": 0.3, "sink_tokens": 4}, {"read": "channels"}])
 @pytest.mark.parametrize("attention", ["grace_sdpa", "grace_eager"])
 def test_a_mask_that_shows_no_padding_changes_nothing(settings, attention, tiny, prompt):
     """As that of a later chunk, or of eager attention."""

@@ -22,7 +22,7 @@ class TestKeysOfALayer:
     @pytest.mark.parametrize("settings", [{}, {"evict": SnapKV(budget=20, window=4)}], ids=["plain", "evict"])
     def test_are_all_that_is_stored_with_zeros_where_channels_went(self, settings, tiny, prompt):
         model = tiny()
-        cache = PrunedKeyCache(model, **WINDOWS, **settings)
+        cache = PrunedKeyCache(model, "grace", **WINDOWS, **settings)
         layer = cache.layers[1]
         assert layer.keys is None
         assert layer.values is None
@@ -136,7 +136,7 @@ class TestNotFinite:
 
     def test_is_told_by_the_mask_where_no_step_follows(self, broken, prompt, monkeypatch):
         nobody_waits(monkeypatch)
-        with attach(broken, **WINDOWS) as attached:
+        with attach(broken, "grace", **WINDOWS) as attached:
             broken.generate(prompt, **{**GREEDY, "max_new_tokens": 1})
         with pytest.raises(CacheError, match=self.SAYS):
             attached.cache.channel_mask()
@@ -181,9 +181,9 @@ class TestOutOfRange:
             assert torch.equal(extreme.generate(prompt, **GREEDY), dense)
         assert attached.cache.memory_report().pruned_tokens > 0
 
-    @pytest.mark.parametrize("settings", [{"ratio": [0.5, 0.0]}, {}], ids=["left alone", "float64"])
+    @pytest.mark.parametrize("settings", [{"ratio": [0.5, 0.0]}, {"ratio": 0.3}], ids=["left alone", "float64"])
     def test_what_the_message_says_works(self, settings, extreme, prompt):
-        model = extreme if settings else extreme.double()
+        model = extreme if isinstance(settings["ratio"], list) else extreme.double()
         with attach(model, **settings, **WINDOWS) as attached:
             model.generate(prompt, **GREEDY)
         assert attached.cache.memory_report().pruned_tokens > 0
@@ -202,7 +202,7 @@ class TestMasksOfTheModelsOwn:
     @pytest.mark.parametrize("settings", [{}, {"fused": False, "evict": SnapKV(budget=20, window=4)}], ids=str)
     def test_are_refused_by_name(self, settings, doge, prompt):
         says = "mask of DogeAttention has .* makes its own from the keys or values .* fused=False, and leave out evict"
-        with attach(doge, **WINDOWS, **settings), pytest.raises(CacheError, match=says):
+        with attach(doge, "grace", **WINDOWS, **settings), pytest.raises(CacheError, match=says):
             doge.generate(prompt, attention_mask=torch.ones_like(prompt), **GREEDY)
 
     def test_with_bits_the_message_names_a_ratio(self, doge):

@@ -166,7 +166,7 @@ def test_generating(read, tiny, prune, padded, generate):
     assert torch.equal(*again)
     cache = prune(model, read=read)
     expected = generate(model, cache, padded[0][:1], mask[:1])
-    with attach(model, read=read, recent_window=8, observation_window=6) as attached:
+    with attach(model, pruning=cache.pruning) as attached:
         found = generate(model, None, padded[0][:1], mask[:1], prompt_lookup_num_tokens=3, eos_token_id=1000)
     assert torch.equal(found, expected)
     assert attached.cache.read_report().steps >= 15

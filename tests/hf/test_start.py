@@ -48,7 +48,7 @@ def test_gives_the_tokens_of_a_block_in_every_thread(model, prompt):
 
 
 def test_once_more_is_refused_until_stopped(model, prompt):
-    attached = attach(model, **WINDOWS).start()
+    attached = attach(model, "grace", **WINDOWS).start()
     for again in (attached.start, attached.__enter__):
         with pytest.raises(OptionError, match=r"open already, or calls in it are still running; .* stop\(\) this one"):
             again()
@@ -62,7 +62,7 @@ def test_once_more_is_refused_until_stopped(model, prompt):
 
 
 def test_stopping_what_was_never_started_does_nothing(model):
-    attached = attach(model, **WINDOWS)
+    attached = attach(model, "grace", **WINDOWS)
     attached.stop()
     assert as_found(model)
     with attached:
@@ -124,7 +124,7 @@ def test_of_threads_that_start_the_same_at_once_one_succeeds(model, monkeypatch)
             super().apply()
 
     monkeypatch.setattr(sys.modules[Attached.__module__], "ImplementationOverride", Slow)
-    attached, ready = attach(model, **WINDOWS), threading.Barrier(8)
+    attached, ready = attach(model, "grace", **WINDOWS), threading.Barrier(8)
 
     def start(_):
         ready.wait(60)

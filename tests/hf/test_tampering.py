@@ -303,6 +303,7 @@ def test_masks(tmp_path):
     "config",
     [
         PruningConfig(),
+        PruningConfig(ratio=0.3),
         PruningConfig(ratio=[0.25, 0.5], protect=(0.1, 0.2), tail_block=8, evict=SnapKV(budget=64)),
         PruningConfig(method="local_search", kept_channels=9, options={"start": "think"}, quantize=Quantization()),
         PruningConfig(evict=H2O(budget=64)),

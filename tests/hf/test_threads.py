@@ -42,7 +42,7 @@ def prompts():
 @pytest.mark.parametrize("extra", [{}, {"prompt_lookup_num_tokens": 3, "eos_token_id": 1000}], ids=["greedy", "lookup"])
 def test_every_thread_has_its_own_tokens_and_cache(settings, extra, tiny):
     model, options = tiny(attention="sdpa"), {**OPTIONS, **extra}
-    with attach(model, **WINDOWS, **settings) as attached:
+    with attach(model, "grace", **WINDOWS, **settings) as attached:
         expected = [model.generate(ids, **options) for ids in prompts()]
         start = threading.Barrier(THREADS)
 
@@ -62,7 +62,7 @@ def test_every_thread_has_its_own_tokens_and_cache(settings, extra, tiny):
 def test_the_cache_of_a_thread_that_calls_nothing_is_the_latest_of_all(tiny):
     """As with a streamer: `generate` runs in a thread, and whoever reads the text asks for the cache."""
     model, ids = tiny(attention="sdpa"), prompts()
-    with attach(model, **WINDOWS) as attached:
+    with attach(model, "grace", **WINDOWS) as attached:
         for number in (2, 5):
             thread = threading.Thread(target=model.generate, args=(ids[number],), kwargs=OPTIONS, daemon=True)
             thread.start()
@@ -70,7 +70,7 @@ def test_the_cache_of_a_thread_that_calls_nothing_is_the_latest_of_all(tiny):
             assert attached.cache.get_seq_length() == ids[number].shape[1] + 5
         model.generate(ids[0], **OPTIONS)
         assert attached.cache.get_seq_length() == ids[0].shape[1] + 5
-    with attach(model, **WINDOWS) as attached, pytest.raises(CacheError, match="no cache yet"):
+    with attach(model, "grace", **WINDOWS) as attached, pytest.raises(CacheError, match="no cache yet"):
         _ = attached.cache
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 import json
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from transformers import DynamicCache
 from typer.testing import CliRunner
 
@@ -330,6 +332,41 @@ def test_equal_seeds_equal_answers_and_records_are_used_again(texts, tmp_path, m
 
 
 @pytest.mark.slow
+def test_a_setting_that_misses_the_target_is_not_recommended(texts, tmp_path) -> None:
+    model, tokenizer = pocket()
+    result = tune(model, tokenizer, texts, candidates=[PRUNED], max_kl=1e-9, **FEW)
+    assert result.recommendation.row.name == "ratio 0.5"
+    for use in (lambda: result.config, lambda: result.save(tmp_path / "cache.json")):
+        with pytest.raises(
+            EvaluationError, match=r"can be recommended: no measured setting keeps .*; the closest is rat"
+        ):
+            use()
+    assert not list(tmp_path.iterdir())
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(result.table())
+    assert "ratio 0.5" in shown.getvalue()
+    assert "→" not in shown.getvalue()
+
+
+@pytest.mark.slow
+def test_bits_that_were_asked_for_are_measured_first(texts, monkeypatch) -> None:
+    model, tokenizer = pocket()
+    plain, calls = measuring.Measurer.__call__, []
+
+    def stops(self, config):
+        calls.append(config["setting"])
+        if len(calls) > 2:
+            raise KeyboardInterrupt
+        return plain(self, config)
+
+    monkeypatch.setattr(measuring.Measurer, "__call__", stops)
+    result = tune(model, tokenizer, texts, bits=[4, 3], basis="none", **FEW)
+    assert calls[:2] == ["bits 4", "bits 3"]
+    assert result.recommendation.reached
+    assert result.config.bits == 4
+
+
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured(texts, monkeypatch) -> None:
     model, tokenizer = pocket()
     plain, calls = measuring.Measurer.__call__, []
@@ -442,8 +479,18 @@ def test_the_command_writes_settings_that_attach_and_the_demo_take(run, tmp_path
 def test_exit_codes_mean_something(run, tmp_path, monkeypatch, books) -> None:
     shown = run("--max-kl", 1e-9)
     assert shown.exit_code == 3
-    assert "no measured setting keeps a KL of at most 1e-09; the closest is ratio 0.5" in shown.output
-    assert (tmp_path / "out" / "cache.json").exists()
+    assert "not reached: no measured setting keeps a KL of at most 1e-09; the closest is ratio 0.5" in shown.output
+    for word in ("recommended:", "to use it", "→"):  # a setting that misses the target is no recommendation
+        assert word not in shown.output
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"tune", "tune.json", "tune.png"}
+    assert "tune.png, and no cache.json" in shown.output
+    value = json.loads((tmp_path / "out" / "tune.json").read_text())
+    assert (value["recommended"], value["reached"]) == (None, False)
+    assert run("--max-kl", 10).exit_code == 0
+    before = (tmp_path / "out" / "cache.json").read_bytes()
+    shown = run("--max-kl", 1e-9)
+    assert f"{tmp_path / 'out' / 'cache.json'} is of an earlier run" in shown.output
+    assert (tmp_path / "out" / "cache.json").read_bytes() == before
     assert run("--max-kl", 1, "--max-share", 1).exit_code == 2
     assert run("--bits", "a").exit_code == 2
     assert run("--tokens", 5).exit_code == 2

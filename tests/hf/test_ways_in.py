@@ -105,7 +105,7 @@ def test_continuous_batching_has_a_cache_of_its_own_and_refuses_our_attention(ti
     if Version(transformers.__version__) < Version("5.23"):
         pytest.skip("what older ones say was not read")
     model = tiny(attention="sdpa")
-    with attach(model) as attached:
+    with attach(model, "grace") as attached:
         with pytest.raises(ValueError, match="grace_sdpa is not supported for continuous batching"):
             model.generate_batch([prompt[0].tolist()], generation_config=GenerationConfig(max_new_tokens=2))
         with pytest.raises(CacheError, match="no cache yet"):

@@ -8,7 +8,6 @@ tokens with gradients, which say how much each head's errors matter to the model
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from ..._util.parameters import flag, integer
+from ..._util.warning import warn
 from ...errors import CacheError, CalibrationError
 from ..arguments import require_model
 from ..capture import AttentionCall, record
@@ -121,11 +121,9 @@ def calibrate_basis(
         )
     sensible = SENSIBLE_TOKENS_PER_CHANNEL * int(model_is["head_dim"])
     if count < sensible:
-        warnings.warn(
+        warn(
             f"the basis is made from {count} tokens, and with fewer than {sensible} it is mostly chance, which costs "
             "quality: give longer texts, some thousand tokens of several kinds",
-            UserWarning,
-            stacklevel=2,
         )
     end_to_end = flag("end_to_end", end_to_end)
     about = {"model": model_is, "dtype": str(model.dtype), "texts": digest(long_enough), "end_to_end": end_to_end}

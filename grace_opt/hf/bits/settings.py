@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..._util.parameters import integer, number, shown
+from ..._util.warning import warn
 from ...errors import OptionError
-from ..arguments import OTHER_NAMES_OF_SETTINGS, advice
+from ..arguments import DEFAULT_METHOD, OTHER_NAMES_OF_SETTINGS, advice
 from ..layer_budgets import LayerBudgets
 from .importance import LAST
 
@@ -21,8 +22,10 @@ CALIBRATED, OF_PROMPT, NO_BASIS = "calibrated", "prompt", "none"
 TAIL_BLOCK_WITH_BITS = 64
 #: Every block of newer tokens has means and scales of its own, which weigh more the smaller it is.
 SMALLEST_TAIL_BLOCK = 16
-#: Largest mean number of bits; what is left over eight is not used.
-MAX_BITS = 16
+#: What a cache has that nothing else makes smaller.
+DEFAULT_BITS = 2.25
+#: Largest mean number of bits, of which no code takes more than the second.
+MAX_BITS, MAX_CODE_BITS = 16, 8
 #: Number of last queries of which every one is observed: as far as an eviction may look back.
 MAX_EVICTION_QUERIES = max(LAST)
 _DECIDES_OTHERWISE = ("method", "ratio", "kept_channels", "protect", "weight", "options", "quantize", "fused")
@@ -71,6 +74,12 @@ def check_bits(config: Any) -> None:
     for name in ("bits", "key_bits", "value_bits"):
         value = number(name, getattr(config, name), above=0, at_most=MAX_BITS, optional=True)
         object.__setattr__(config, name, None if value is None else float(value))
+        if value is not None and value > MAX_CODE_BITS:
+            warn(
+                f"{name}={value:g}: no code has more than {MAX_CODE_BITS} bits, and only means and scales, which few "
+                f"tokens share in a short prompt, can use more; write {name}={MAX_CODE_BITS}, or leave attach() out "
+                "for a cache as it is"
+            )
     total = integer("total_bytes", config.total_bytes, at_least=1, optional=True)
     object.__setattr__(config, "total_bytes", total)
     unknown = list(config.options) if isinstance(config.options, Mapping) else []
@@ -81,8 +90,8 @@ def check_bits(config: Any) -> None:
             f"{'.' * bool(meant)}{meant}"
         )
     defaults = {name: field.default for name, field in type(config).__dataclass_fields__.items()}
-    defaults |= {"options": {}, "ratio": config.usual_ratio}
-    others = [name for name in _DECIDES_OTHERWISE if _differs(getattr(config, name), defaults[name])]
+    defaults |= {"options": {}, "method": DEFAULT_METHOD, "ratio": 0.0}
+    others = [name for name in _DECIDES_OTHERWISE if differs(getattr(config, name), defaults[name])]
     if "options" in others and unknown:  # by the names that were given
         others = [name for name in others if name != "options"] + unknown
     if others == unknown != []:
@@ -119,6 +128,6 @@ def _contradiction(budget: str, others: list[str], meant: str) -> OptionError:
     )
 
 
-def _differs(value: Any, default: Any) -> bool:
+def differs(value: Any, default: Any) -> bool:
     """Whether a setting was given; arrays and tensors never equal a default."""
     return bool(getattr(value, "shape", ())) or value != default

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +17,11 @@ from transformers import PreTrainedModel
 from ..._util.arrays import without_autocast
 from ..._util.parameters import integer, number
 from ..._util.progress import progress_bar
+from ..._util.warning import warn
 from ...attention.masks import ChannelMask
+from ...attention.provider import DEFAULT_RATIO
 from ...errors import CalibrationError, OptionError, ProblemError
-from ..arguments import RATIO, require_model
+from ..arguments import require_model
 from ..cache import PrunedKeyCache
 from ..config import PruningConfig
 from ..evaluated import evaluated
@@ -44,7 +45,7 @@ def learn_masks(
     model: PreTrainedModel,
     texts: Sequence[str | Tensor],
     tokenizer: Any = None,
-    ratio: float | Sequence[float] = RATIO,
+    ratio: float | Sequence[float] = DEFAULT_RATIO,
     *,
     multiple: int = 1,
     windows: int = WINDOWS,
@@ -200,11 +201,9 @@ def learn_masks(
     with progress_bar(progress, sum(steps) * len(todo), "steps") as show, evaluated(model):
         cut_short = _learn(model, pieces, todo, kept, done, steps, seed, deadline, show)
     if cut_short:
-        warnings.warn(
+        warn(
             f"time_limit={limit:g} cut {len(cut_short)} of {len(kept)} layers short; their masks are worse than they "
             "could be: give more time, or fewer steps",
-            UserWarning,
-            stacklevel=2,
         )
     masks = [ChannelMask((cut_short | done.masks)[layer]).counted() for layer in cache.prunable_layers]
     return ChannelMask.stack(masks, model_is)

@@ -90,7 +90,7 @@ class Candidate:
 
 
 def default_candidates(context: int, *, bits: Sequence[float] = BITS, basis: str = CALIBRATED) -> list[Candidate]:
-    """Return what `tune` measures.
+    """Return what `tune` measures, in this order: the budgeted cache first, in case time runs out.
 
     Parameters
     ----------
@@ -109,19 +109,19 @@ def default_candidates(context: int, *, bits: Sequence[float] = BITS, basis: str
     Examples
     --------
     >>> [one.name for one in default_candidates(900, bits=[2.25])][:4]
-    ['GRACE, ratio 0.3', 'GRACE, ratio 0.6', 'bits 2.25', 'int8']
+    ['bits 2.25', 'GRACE, ratio 0.3', 'GRACE, ratio 0.6', 'int8']
     """
     if not bits or len(set(bits)) < len(bits):
         raise OptionError(f"bits={list(bits)}: give at least one number, and each only once, such as 2,2.25,3")
     half = SnapKV(budget=context // 2)
-    found = [_ours(f"GRACE, ratio {ratio:g}", GRACE, ratio=ratio) for ratio in RATIOS]
-    found += [_ours(f"bits {mean:g}", BUDGET, bits=mean, basis=basis) for mean in bits]
-    found += [_ours(f"int{number}", UNIFORM_FAMILY, ratio=0.0, quantize=_in_bits(number)) for number in UNIFORM]
+    found = [_ours(f"bits {mean:g}", BUDGET, bits=mean, basis=basis) for mean in bits]
+    found += [_ours(f"GRACE, ratio {ratio:g}", GRACE, ratio=ratio) for ratio in RATIOS]
+    found += [_ours(f"int{number}", UNIFORM_FAMILY, quantize=_in_bits(number)) for number in UNIFORM]
     name = f"SnapKV {half.budget}"
     found += [
         _ours("GRACE, ratio 0.3, int4", UNIFORM_FAMILY, ratio=0.3, quantize=_in_bits(4)),
-        _ours(name, EVICTION, ratio=0.0, evict=half),
-        _ours(f"{name}, int4", EVICTION, ratio=0.0, evict=half, quantize=_in_bits(4)),
+        _ours(name, EVICTION, evict=half),
+        _ours(f"{name}, int4", EVICTION, evict=half, quantize=_in_bits(4)),
         _ours(f"{name}, bits {COMBINED_BITS:g}", EVICTION, evict=half, bits=COMBINED_BITS, basis=basis),
     ]
     return found + [Candidate(f"{back}, {n} bits", TRANSFORMERS, None, back, n) for back, n in FOREIGN]

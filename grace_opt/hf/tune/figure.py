@@ -81,7 +81,7 @@ def draw_frontier(figure: Any, rows: Sequence[TuneRow], target: Target, recommen
         axes.axvline(
             100 * target.value, color="0.4", linestyle=":", linewidth=1, label=f"asked for: ≤ {target.value:.0%}"
         )
-    if recommendation is not None:
+    if recommendation is not None and recommendation.reached:
         chosen = recommendation.row
         axes.plot(
             100 * chosen.share.estimate, chosen.kl.estimate, "o", markersize=15, fillstyle="none", color="black",

@@ -2,7 +2,7 @@
 
 **The rule.** With ``max_kl``: of the settings whose KL, in the mean over the windows, is at most `max_kl`, the one that
 takes the smallest share of the dense cache's bytes. With ``max_share`` or ``max_bits``: of the settings that take no
-more, the one with the least KL. If none fits, the one that comes closest, and the answer says so.
+more, the one with the least KL. If none fits, none is recommended, and the answer names the one that comes closest.
 
 Only settings of `PruningConfig` are recommended; caches of other libraries are there to compare.
 """
@@ -44,14 +44,14 @@ class Target:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The setting to use.
+    """The setting to use, or, where none keeps the target, the one that comes closest.
 
     Attributes
     ----------
     row : TuneRow
     target : Target
     reached : bool
-        Whether it keeps the target; otherwise it is what comes closest.
+        Whether it keeps the target; otherwise it is not recommended.
     """
 
     row: TuneRow

@@ -35,7 +35,7 @@ class TuneResult:
     target : Target
         What was asked for.
     recommendation : Recommendation or None
-        None if nothing of ours was measured.
+        The setting to use; if it has not ``reached`` the target, the closest one. None if nothing of ours was measured.
     left_out : mapping
         Why other settings have no row, by name.
     windows : tuple of dict
@@ -71,11 +71,17 @@ class TuneResult:
         Raises
         ------
         EvaluationError
-            If nothing was measured that could be recommended.
+            If nothing was measured that keeps the target.
         """
-        if self.recommendation is None or self.recommendation.row.candidate.pruning is None:
+        found = self.recommendation
+        if found is None or found.row.candidate.pruning is None:
             raise EvaluationError(f"no setting can be recommended, as none was measured: {dict(self.left_out)}")
-        return self.recommendation.row.candidate.pruning
+        if not found.reached:
+            raise EvaluationError(
+                f"no setting can be recommended: {found}. Ask for less, or use it anyway: attach(model, "
+                f"{found.row.candidate.words or 'pruning=result.recommendation.row.candidate.pruning'})"
+            )
+        return found.row.candidate.pruning
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recommended settings as a file that ``attach(model, pruning=FILE)`` reads; refused elsewhere."""
@@ -102,7 +108,7 @@ class TuneResult:
             "format": FORMAT,
             "version": VERSION,
             "target": {"kind": self.target.kind, "value": self.target.value},
-            "recommended": None if found is None else found.row.name,
+            "recommended": found.row.name if found is not None and found.reached else None,
             "reached": found is not None and found.reached,
             "recommendation": str(self),
             "rows": [{**row.values(), "kls": row.kls, "settings": row.candidate.settings()} for row in self.rows],

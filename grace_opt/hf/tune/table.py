@@ -45,7 +45,8 @@ def table_of(result: Shown) -> FittingTable:
     table.add_column("setting", min_width=16)
     for name in ("bits", "bytes", "KL", "same", "ΔNLL", "facts", "time"):
         table.add_column(name, justify="right")
-    chosen = None if result.recommendation is None else result.recommendation.row
+    found = result.recommendation
+    chosen = found.row if found is not None and found.reached else None
     for row in sorted(result.rows, key=lambda one: one.share.estimate):
         style = "bold green" if row is chosen else ""
         table.add_row(

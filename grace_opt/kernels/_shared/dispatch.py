@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-import warnings
 
 import torch
 
 from ..._util.optional import pip_install
+from ..._util.warning import warn
 from .compiling import KERNELS
 from .operation import Triton
 from .switches import TRITON, is_off
@@ -91,5 +91,5 @@ def _tried(kernel: Triton, device: torch.device) -> bool:
 def _refused(kernel: Triton, why: str) -> bool:
     if (kernel.name, why) not in _said:
         _said.add((kernel.name, why))
-        warnings.warn(f"the Triton kernel for {kernel.name} is not used, torch runs instead: {why}", stacklevel=4)
+        warn(f"the Triton kernel for {kernel.name} is not used, torch runs instead: {why}")
     return False

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import threading
-import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -24,6 +23,7 @@ from numba.core import config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, NullCache
 from numba.core.sigutils import normalize_signature
 
+from ..._util.warning import warn
 from .switches import LLVM, is_off
 
 _lock = threading.Lock()
@@ -124,9 +124,8 @@ def _say(why: str) -> None:
     with _lock:
         first, _said = not _said, True
     if first:
-        warnings.warn(
+        warn(
             f"compiled loops cannot be kept: {why}. Everything works, but each process compiles what it needs, which "
             f"takes some seconds: set NUMBA_CACHE_DIR in the environment to a folder that can be written to.",
             RuntimeWarning,
-            stacklevel=2,
         )
