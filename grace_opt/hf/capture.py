@@ -195,7 +195,7 @@ def record(
     attention_mask: Tensor | None,
     recorder: Recorder,
     cache: Cache | None = None,
-    start: int = 0,
+    positions: Tensor | None = None,
 ) -> None:
     """Run the model once, without gradients, and show a function every call of the attention.
 
@@ -209,12 +209,13 @@ def record(
         Receives each `AttentionCall` when it has returned, layer after layer.
     cache : Cache, optional
         An empty one, which is filled.
-    start : int
-        Position of the first token, if there is no mask.
+    positions : Tensor, optional
+        ``(L,)``, those of the tokens, if there is no mask; by default one after the other from 0.
     """
     inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
-    if start:
-        inputs["position_ids"] = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)[None]
+    if positions is not None:
+        # With a mask, as transformers reads gaps between positions without one as the ends of sequences.
+        inputs |= {"position_ids": positions[None], "attention_mask": torch.ones_like(input_ids)}
     if attention_mask is not None:
         # As in generate(): positions count real tokens, so a padded row gets the same rotations as the row alone.
         inputs["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)

@@ -15,9 +15,10 @@ from grace_opt.errors import CacheError, CalibrationError, OptionError
 from grace_opt.hf import calibrate_basis
 from grace_opt.hf.bits import at_hand, basis_folder
 from grace_opt.hf.bits.basis import identity_basis
+from grace_opt.hf.bits.calibrate import SPARSEST
 from grace_opt.hf.bits.classes import SINKS, WINDOW
 from grace_opt.hf.bits.sensitivity import LARGEST_FACTOR, TRUST, GradientError, factors, information
-from grace_opt.hf.prunable import prunable_layers
+from grace_opt.hf.capture import record
 from tests.hf.matrix import FAMILIES, model_of
 from tests.hf.test_bits_calibration import ids
 
@@ -26,88 +27,120 @@ LENGTH, LATER = 75, 24
 
 
 @torch.no_grad()
-def kl_of_noise(model, text, layer, head, which, sigma, draws=400):
-    """The mean KL divergence, over later tokens, that noise in one head's keys or values causes."""
-    prompt, fed = text[:, :LENGTH], text[:, LENGTH : LENGTH + LATER]
-    cache = model(prompt, use_cache=True).past_key_values
-    clean, noisy = DynamicCache(config=model.config), DynamicCache(config=model.config)
-    generator = torch.Generator().manual_seed(7)
-    for index, stored in enumerate(cache.layers):
-        pair = [stored.keys, stored.values]
-        clean.update(*pair, index)
-        wide = [each.repeat(draws, 1, 1, 1) for each in pair]
-        if index == layer:
-            inner = wide[which][:, head, SINKS : LENGTH - WINDOW]
-            inner += sigma * torch.randn(inner.shape, generator=generator, dtype=inner.dtype, device="cpu")
-        noisy.update(*wide, index)
-    dense = model(fed, past_key_values=clean).logits.double().log_softmax(-1)
-    other = model(fed.repeat(draws, 1), past_key_values=noisy).logits.double().log_softmax(-1)
-    return float((dense.exp() * (dense - other)).sum(-1).mean())
+def kl_of_noise(model, text, every, layer, head, which, sigma, draws=8):
+    """The mean KL divergence that noise in one head's keys or values causes, over later tokens and draws for each."""
+    clean = model(text[:, :LENGTH], use_cache=True).past_key_values
+    generator, found = torch.Generator().manual_seed(7), []
+    for fed in every:
+        dense, noisy = DynamicCache(config=model.config), DynamicCache(config=model.config)
+        for index, stored in enumerate(clean.layers):
+            pair = [stored.keys, stored.values]
+            dense.update(*pair, index)
+            wide = [each.repeat(draws, 1, 1, 1) for each in pair]
+            if index == layer:
+                inner = wide[which][:, head, SINKS : LENGTH - WINDOW]
+                inner += sigma * torch.randn(inner.shape, generator=generator, dtype=inner.dtype, device="cpu")
+            noisy.update(*wide, index)
+        dense = model(fed, past_key_values=dense).logits.double().log_softmax(-1)
+        other = model(fed.repeat(draws, 1), past_key_values=noisy).logits.double().log_softmax(-1)
+        found.append(float((dense.exp() * (dense - other)).sum(-1).mean()))
+    return sum(found) / len(found)
+
+
+def asked(model, text, **rest):
+    """The information of both layers in a prompt that a cache has read, as asked by the rest of the text."""
+    length = text.shape[1] - LATER
+    cache = model(text[:, :length], use_cache=True, past_key_values=DynamicCache(config=model.config)).past_key_values
+    return information(model, text, cache, (0, 1), **rest)
 
 
 @pytest.fixture(scope="module")
 def of_sixty_seeds():
-    """The tiny Llama in double precision, a text, and the information of keys and values by each of sixty seeds."""
+    """The tiny Llama in double precision, a text, and what was fed and found by each of sixty seeds."""
     model = copy.deepcopy(model_of("Llama")).double()  # a KL divergence of so little noise is lost in float32
     text = ids(LENGTH + LATER, 3)[None]
-    return model, text, [information(model, text, (0, 1), seed) for seed in range(60)]
+    every = []
+    hook = model.register_forward_pre_hook(lambda _, given: every.append(given[0]))
+    found = [asked(model, text, seed=seed) for seed in range(60)]
+    hook.remove()
+    return model, text, every[1::2], found
 
 
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.slow
 def test_half_the_information_is_the_kl_divergence_of_small_noise(which, of_sixty_seeds):
-    (model, text, found), sigma = of_sixty_seeds, 1e-3
+    (model, text, every, found), sigma = of_sixty_seeds, 1e-3
     for layer in (0, 1):
         for head in (0, 1):
-            traces = torch.stack([torch.trace(each[layer][which][0, head]) for each in found]) * sigma**2 / 2
+            traces = torch.stack([torch.trace(each[layer][which][head]) for each in found]) * sigma**2 / 2
             error = float(traces.std()) / len(found) ** 0.5
-            measured = kl_of_noise(model, text, layer, head, which, sigma)
+            measured = kl_of_noise(model, text, every, layer, head, which, sigma)
             assert error < 0.1 * measured
             assert measured == pytest.approx(float(traces.mean()), rel=0.1, abs=3 * error)
 
 
-def test_a_repeated_piece_comes_from_the_prompt_and_is_another_question():
-    model = model_of("Llama")
-    found = information(model, ids()[None], (0, 1))
-    again = information(model, ids()[None], (0, 1))
-    other = information(model, ids()[None], (0, 1), seed=1)
+def test_half_of_the_later_tokens_repeat_a_piece_of_the_prompt():
+    model, text, fed = model_of("Llama"), ids()[None], []
+    hook = model.register_forward_pre_hook(lambda _, given: fed.append(given[0]))
+    found, again, other = (asked(model, text, seed=seed) for seed in (0, 0, 1))
+    hook.remove()
+    length = text.shape[1] - LATER
+    for piece in fed[1::2]:  # the others read the prompt
+        assert torch.equal(piece[:, : LATER // 2], text[:, length : length + LATER // 2])
+        windows = text[0, :length].unfold(0, LATER // 2, 1)
+        assert (windows == piece[0, LATER // 2 :]).all(1).any()
     assert list(found) == [0, 1]
     for layer in found:
         for part in (0, 1):
-            assert found[layer][part].shape == (2, 2, 16, 16)
+            assert found[layer][part].shape == (2, 16, 16)
             assert found[layer][part].dtype == torch.float64
             assert torch.equal(found[layer][part], again[layer][part])
             assert not torch.allclose(found[layer][part], other[layer][part])
-            assert not torch.allclose(found[layer][part][0], found[layer][part][1])
             assert (torch.linalg.eigvalsh(found[layer][part]) >= -1e-12).all()
-    assert information(model, ids(48)[None], (0, 1)) == {}
-    assert information(model, ids(50)[None], (0, 1)) != {}
 
 
-@pytest.mark.parametrize("family", ["Llama", "Gemma 2"])  # one that can forget later tokens, one with windows
-def test_a_cache_that_has_read_the_text_saves_a_reading(family):
-    model, text = model_of(family), ids()[None]
-    cache = DynamicCache(config=model.config)
-    model(text, past_key_values=cache)
-    layers = prunable_layers(model.config)
-    plain = information(model, text, layers)
-    read = []
-    hook = model.model.register_forward_hook(lambda *_: read.append(1))
-    saved = information(model, text, layers, read=cache)
-    hook.remove()
-    assert len(read) == (2 if family == "Llama" else 3)
-    for layer in layers:
-        for a, b in zip(plain[layer], saved[layer], strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6 * float(a.abs().max()))
+@pytest.mark.parametrize("family", ["Llama", "Gemma 2"])
+def test_a_text_is_read_once_and_its_later_tokens_after_it(family):
+    """In runs with gaps, or in one run where layers have windows; texts begin at different positions."""
+    model, texts, read = copy.deepcopy(model_of(family)), [ids(), ids(seed=5)], []
+
+    def note(_module, args, kwargs):
+        tokens = args[0] if args else kwargs["input_ids"]
+        read.append((tokens.shape[1], kwargs.get("position_ids"), kwargs.get("past_key_values")))
+
+    model.base_model.register_forward_pre_hook(note, with_kwargs=True)
+    calibrate_basis(model, None, texts)
+    lengths, places, caches = zip(*read, strict=True)
+    later = texts[0].shape[0] // 4
+    assert lengths == (texts[0].shape[0] - later, later) * 2
+    assert caches[0] is caches[1] is not caches[2]
+    whole = [torch.cat(places[start : start + 2], 1)[0] for start in (0, 2)]
+    limit = min(model.config.max_position_embeddings, SPARSEST * len(whole[0]))
+    for each in whole:
+        steps = each.diff()
+        assert (steps > 0).all()
+        assert int(each.max()) < limit
+        assert (steps > 1).any() == (family == "Llama")
+    assert int(whole[1][0]) == (0 if family == "Llama" else limit - len(whole[1]))
+
+
+def test_gaps_are_no_ends_of_sequences():
+    """transformers reads gaps between positions as such where it has neither a mask nor a cache."""
+    model, text, seen = model_of("Llama"), ids(64), {}
+    positions = torch.arange(64, device="cpu") + torch.arange(64, device="cpu") // 32 * 100
+    for cache in (None, DynamicCache(config=model.config)):
+        calls = []
+        record(model, text[None], None, calls.append, cache, positions)
+        seen[cache is None] = calls[-1].output
+    torch.testing.assert_close(seen[True], seen[False])
 
 
 def test_factors_are_shrunk_logarithms_around_their_mean():
     eye = torch.eye(3, dtype=torch.float64)
-    costs = torch.tensor([[1.0, 16.0], [4.0, 64.0]], device="cpu")  # kinds x heads
-    measured = {5: costs[..., None, None] * eye / 3}
+    measured = {5: torch.tensor([2.0, 32.0], device="cpu")[:, None, None] * eye / 3}
     local = {5: torch.tensor([2.0, 2.0], dtype=torch.float64)}
     bases = {5: identity_basis(2, 3)}
-    # Geometric means over kinds are 2 and 32: ratios of 1 and 16.
+    # Ratios of 1 and 16.
     expected = torch.tensor([4.0**-TRUST, 4.0**TRUST], dtype=torch.float64)
     torch.testing.assert_close(factors(measured, local, bases)[5], expected)
     scaled = {5: bases[5].__class__(bases[5].encode / 3, bases[5].decode * 3, bases[5].energy)}
@@ -117,11 +150,11 @@ def test_factors_are_shrunk_logarithms_around_their_mean():
 
 def test_heads_that_reach_nothing_or_lose_nothing_have_finite_factors():
     eye, zero = torch.eye(3, dtype=torch.float64), torch.zeros(3, 3, dtype=torch.float64)
-    measured = {0: torch.stack([eye, zero, eye, zero]).repeat(2, 1, 1, 1)}
+    measured = {0: torch.stack([eye, zero, eye, zero])}
     local = {0: torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)}
     found = factors(measured, local, {0: identity_basis(4, 3)})[0]
     assert found.tolist() == pytest.approx([1.0, 1 / LARGEST_FACTOR, LARGEST_FACTOR, 1.0])
-    nothing = factors({0: torch.zeros(2, 4, 3, 3).double()}, local, {0: identity_basis(4, 3)})[0]
+    nothing = factors({0: torch.zeros(4, 3, 3).double()}, local, {0: identity_basis(4, 3)})[0]
     assert nothing.isfinite().all()
 
 

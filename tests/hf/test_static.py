@@ -199,7 +199,8 @@ def test_keys_far_from_the_start_lose_less_if_texts_were_read_there(tmp_path):
     texts = ["the quiet river runs past a late singer " * 30, "a red fox told the miller about rain " * 30]
     basis, far = calibrate_basis(model, tokenizer, texts), {}
     other = tokenizer("some other words are here to be read " * 20, return_tensors="pt").input_ids
-    record(model, other, None, lambda call: far.update({call.module.layer_idx: call.key[0, :, SINKS:]}), start=900)
+    where = torch.arange(900, 900 + other.shape[1], device="cpu")
+    record(model, other, None, lambda call: far.update({call.module.layer_idx: call.key[0, :, SINKS:]}), None, where)
     lost = []
     for context in (300, 1152):
         made = export_static(model, tmp_path / "x", texts=texts, tokenizer=tokenizer, basis=basis, context=context)

@@ -1,12 +1,18 @@
 """`calibrate_basis`: the bases of a model's keys and values and the shares of its layers and heads, from a few texts.
 
 When: once per model, before its cache is compressed to a given number of bits; the result can be saved. One forward
-pass per text, whose layers are taken in as they come, so no more than one layer's queries is held; then a few hundred
-tokens with gradients, which say how much each head's errors matter to the model's output.
+pass per text, whose layers are taken in as they come, so no more than one layer's queries is held; then a few tokens
+with gradients, which say how much each head's errors matter to the model's output.
+
+A text is read as what is left of a longer one: in runs of neighbouring tokens with gaps between them, over as many
+positions as a prompt has. Keys turn with their position, so a basis made from the first thousand positions alone is
+another one; tokens are what takes time, and positions cost nothing. Layers with a window have never seen such gaps: for
+models that have some, a text is one run, and each text begins at another position.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
 
 from ..._util.parameters import flag, integer
 from ..._util.warning import warn
@@ -34,14 +40,19 @@ from .sensitivity import factors, information
 from .unfinished import Unfinished
 
 #: Number of first tokens of each text that are used.
-TOKENS = 2048
+TOKENS = 1024
+#: Of these, how many are fed later, with gradients; at most a quarter of a text.
+LATER = 64
+#: Positions over which the tokens of a text are spread, and number of neighbours that stay together.
+SPAN, RUN = 2048, 32
+#: Positions for each token of a short text, at most.
+SPARSEST = 4
 #: Fewest tokens, sinks and recent windows not counted, that moments are made from.
 FEWEST_TOKENS = 64
 #: Tokens per channel below which moments are mostly chance, and a warning says so.
 SENSIBLE_TOKENS_PER_CHANNEL = 4
-
 #: Share of a text's time that reading it takes, roughly; gradients take the rest.
-READING = 0.5
+READING = 0.75
 
 
 def calibrate_basis(
@@ -144,20 +155,25 @@ def calibrate_basis(
     # Not as inference tensors, with which no gradient could ever be computed.
     with kept.told_if_stopped(len(long_enough)), torch.inference_mode(False), torch.no_grad(), evaluated(model):
         for ids in long_enough[done:]:
-            cache = DynamicCache(config=model.config) if end_to_end else None
-            record(model, ids.to(device), None, take, cache)
+            # Copied, as a tensor of inference mode could not be saved for gradients.
+            ids, positions = ids.to(device, copy=True), places(model, ids.shape[1], done / max(len(long_enough) - 1, 1))
+            later = min(LATER, ids.shape[1] // 4) if end_to_end else 0
+            prompt = ids.shape[1] - later
+            cache = DynamicCache(config=model.config) if later and prompt > SINKS + WINDOW else None
+            read = slice(None) if cache is None else slice(prompt)
+            record(model, ids[:, read], None, take, cache, None if positions is None else positions[read])
             if missing := sorted(index for index, moments in layers.items() if moments.texts <= done):
                 raise CacheError(
                     f"layers {missing} of {type(model).__name__} did not call the attention interface, so they cannot "
                     'be calibrated; write basis="prompt", or use transformers\' own caches'
                 )
-            if cache is not None and any(0 < cache.get_seq_length(index) < ids.shape[1] for index in layers):
+            if cache is not None and any(0 < cache.get_seq_length(index) < prompt for index in layers):
                 raise CalibrationError(
                     f"something drops tokens of {type(model).__name__} while it is calibrated, as a press of kvpress "
                     "does; calibrate it beforehand: grace-opt basis MODEL, or basis=FILE"
                 )
-            if end_to_end:
-                for index, fisher in information(model, ids.to(device), tuple(layers), read=cache).items():
+            if cache is not None:
+                for index, fisher in information(model, ids, cache, tuple(layers), positions).items():
                     layers[index].add_information(*fisher)
             done, seen = done + 1, 0
             if done < len(long_enough):
@@ -166,6 +182,29 @@ def calibrate_basis(
         made = _finished(layers, model_is, len(long_enough), sum(ids.shape[1] for ids in long_enough))
     kept.remove()
     return made
+
+
+def places(model: PreTrainedModel, length: int, share: float) -> Tensor | None:
+    """Return the positions of a text's tokens ``(length,)``, ascending, within `SPAN`; None if the model chooses them.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    length : int
+        Number of tokens.
+    share : float
+        From 0 to 1: how late a text begins that is one run, of the room that it has.
+    """
+    if not all("position_ids" in inspect.signature(each.forward).parameters for each in (model, model.base_model)):
+        return None
+    config = model.config.get_text_config(decoder=True)
+    span = max(min(SPAN, SPARSEST * length, getattr(config, "max_position_embeddings", None) or SPAN), length)
+    every = torch.arange(length, device=input_device(model))
+    if any(isinstance(layer, DynamicSlidingWindowLayer) for layer in DynamicCache(config=model.config).layers):
+        return every + int(share * (span - length))
+    runs = max(length // RUN, 1)
+    size = -(-length // runs)
+    return every + every // size * (span // runs - size)
 
 
 def refuse_parts(model_is: Mapping[str, int | str]) -> None:

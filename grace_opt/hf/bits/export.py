@@ -236,7 +236,9 @@ def export_static(
     device = input_device(model)
     for done, (ids, places) in enumerate(zip(every, starts, strict=True), 1):
         for start in places:
-            record(model, ids.to(device), None, take, start=start)
+            record(
+                model, ids.to(device), None, take, positions=torch.arange(start, start + ids.shape[1], device=device)
+            )
         advance(done)
     shares = found.shares(means[0], means[-1])
     made = StaticCoders(

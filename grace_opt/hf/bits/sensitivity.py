@@ -3,36 +3,31 @@
 What an error costs locally (`grace_opt.hf.bits.moments`) compares the channels of a head, but layers and heads poorly:
 some change the next token far more than others. Here the prompt's keys and values are leaves of a graph, and next
 tokens are sampled from the model: half the second moment of the gradients of their log-likelihood is what a squared
-error adds to the KL divergence. Two kinds of later tokens are asked, equally important: those that the text goes on
-with, and a piece of the prompt once more, which the model can only predict by looking it up.
+error adds to the KL divergence. Half of the later tokens are those that the text goes on with, and half a piece of the
+prompt once more, which the model can only predict by looking it up.
 
 Source: the Fisher information is the second derivative of the KL divergence (Amari, Neural Computation 10, 1998).
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache
 
 from ...errors import CalibrationError
 from ..implementation import attention_implementation, base_for
 from .basis import Basis
 from .classes import SINKS, WINDOW
 
-#: Number of later tokens of each kind, at most a quarter of the text.
-LATER = 256
 #: Exponent of the measured ratios: a few thousand tokens show them only roughly, and large ones are rather too large.
 TRUST = 0.7
 #: Factors beyond this one, or below its inverse, are cut.
 LARGEST_FACTOR = 2.0**10
-#: Continued, and repeated.
-KINDS = 2
 
 
 class GradientError(CalibrationError):
@@ -41,71 +36,56 @@ class GradientError(CalibrationError):
 
 @torch.no_grad()
 def information(
-    model: PreTrainedModel, ids: Tensor, layers: Collection[int], seed: int = 0, read: Cache | None = None
+    model: PreTrainedModel,
+    ids: Tensor,
+    cache: Cache,
+    layers: Collection[int],
+    positions: Tensor | None = None,
+    seed: int = 0,
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """Return the Fisher information in the keys and values of a text's first tokens, by kind of later tokens.
+    """Return the Fisher information in the keys and values of a prompt that a cache holds.
 
     Parameters
     ----------
     model : PreTrainedModel
     ids : Tensor
-        ``(1, L)``.
+        ``(1, L)``: the prompt, and as many later tokens as are asked. Half of these give way to a piece of the prompt.
+    cache : Cache
+        It has read the prompt, and is not needed any more.
     layers : collection of int
         Layers that keep all tokens.
+    positions : Tensor, optional
+        ``(L,)``, those of all tokens; by default one after the other.
     seed : int
         For sampled tokens, and the piece that is repeated.
-    read : Cache, optional
-        One that has read the whole text, which is not needed any more; else its beginning is read here.
 
     Returns
     -------
     dict
-        For each layer ``(2, H, d, d)`` float64 for keys and for values: sums over the prompt's tokens that are neither
-        sinks nor recent, per later token. Empty if the text is too short.
+        For each layer ``(H, d, d)`` float64 for keys and for values: sums over the prompt's tokens that are neither
+        sinks nor recent, per later token.
 
     Raises
     ------
     GradientError
         If the model gives no gradients.
     """
-    later = min(LATER, ids.shape[1] // 4)
-    length = ids.shape[1] - later
-    if length <= SINKS + WINDOW:
-        return {}
     generator = torch.Generator().manual_seed(seed)
-    start = int(torch.randint(length - later + 1, (), generator=generator, device="cpu"))
-    found: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
-    # Not the base function: another thread may be decoding on this model from one of our caches.
-    with attention_implementation(model, f"grace_{base_for(model)}"):
-        ids = ids.clone()  # a tensor of inference mode could not be saved for gradients
-        if read is not None and all(type(layer) is DynamicLayer for layer in read.layers):
-            read.crop(-later)
-            prompt = read
-        else:  # other layers have forgotten tokens, or have states
-            prompt = model(ids[:, :length], use_cache=True, logits_to_keep=1).past_key_values
-        for fed in (ids[:, length:], ids[:, start : start + later]):
-            gradients = _gradients(model, fed, copy.deepcopy(prompt), layers, generator)
-            for layer, pair in zip(layers, gradients, strict=True):
-                inner = [each[0, :, SINKS : length - WINDOW].cpu().double() for each in pair]
-                found[layer].append((inner[0].mT @ inner[0] / later, inner[1].mT @ inner[1] / later))
-    return {
-        layer: (torch.stack([keys for keys, _ in pairs]), torch.stack([values for _, values in pairs]))
-        for layer, pairs in found.items()
-    }
-
-
-def _gradients(
-    model: PreTrainedModel, fed: Tensor, cache: object, layers: Collection[int], generator: torch.Generator
-) -> list[tuple[Tensor, Tensor]]:
-    """Return the gradients in each layer's cached keys and values of one sample of the tokens after each one fed."""
-    stored = [cache.layers[layer] for layer in layers]  # type: ignore[attr-defined]
+    stored = [cache.layers[layer] for layer in layers]
+    length = stored[0].keys.shape[2]
+    later = ids.shape[1] - length
+    repeated = later // 2
+    start = int(torch.randint(length - repeated + 1, (), generator=generator, device="cpu"))
+    fed = torch.cat([ids[:, length : ids.shape[1] - repeated], ids[:, start : start + repeated]], dim=1)
+    where = {} if positions is None else {"position_ids": positions[None, length:]}
     leaves = []
     for each in stored:
         each.keys, each.values = (part.detach().requires_grad_() for part in (each.keys, each.values))
         leaves += [each.keys, each.values]
     try:
-        with torch.enable_grad():
-            logits = getattr(model(fed, past_key_values=cache, use_cache=True), "logits", None)
+        # Not the base function: another thread may be decoding on this model from one of our caches.
+        with attention_implementation(model, f"grace_{base_for(model)}"), torch.enable_grad():
+            logits = getattr(model(fed, past_key_values=cache, use_cache=True, **where), "logits", None)
             if logits is None:
                 raise GradientError(
                     f"{type(model).__name__} has no language-model head, so it is not known how much its output minds "
@@ -128,7 +108,9 @@ def _gradients(
             "its output minds errors in each head; write calibrate_basis(..., end_to_end=False), or on the command "
             "line --no-end-to-end"
         ) from error
-    return list(zip(found[::2], found[1::2], strict=True))
+    inner = [each[0, :, SINKS : length - WINDOW].cpu().double() for each in found]
+    squares = [each.mT @ each / later for each in inner]
+    return dict(zip(layers, zip(squares[::2], squares[1::2], strict=True), strict=True))
 
 
 def factors(
@@ -139,7 +121,7 @@ def factors(
     Parameters
     ----------
     measured : mapping
-        Fisher information ``(2, H, d, d)`` of each layer.
+        Fisher information ``(H, d, d)`` of each layer.
     local : mapping
         What each head would lose with no bits at all, by its local loss, ``(H,)``.
     bases : mapping
@@ -156,7 +138,7 @@ def factors(
         decode = bases[layer].decode.double()
         # The trace in coordinates of variance one: what no bits at all would cost.
         cost = ((decode @ each) * decode).sum((-2, -1))
-        logs.append((cost.log() - local[layer].log()).mean(0))
+        logs.append(cost.log() - local[layer].log())
     if not logs:
         return {}
     together = torch.cat(logs)

