@@ -361,7 +361,7 @@ EITHER = {"savez", "savez_compressed", "savefig", "print_png", "print_svg", "to_
 MEMORY = {"buffer", "picture"}
 #: What holds no result: an empty file that is locked, the null device, and what worker processes print.
 HOLD_NOTHING = {
-    ("grace_opt/sweep/run.py", "open"),
+    ("grace_opt/_util/file_lock.py", "open"),
     ("grace_opt/cli/app.py", "open"),
     ("grace_opt/sweep/pool.py", "open"),
 }

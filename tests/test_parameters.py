@@ -49,7 +49,7 @@ def _of_class(kind: type, where: str, **good: Any) -> list[Parameter]:
             value = 8 if int in kinds else 0.5
 
         def call(given: Any, name: str = field.name) -> Any:
-            together = {_PAIRS[name]: 2.0} if name in _PAIRS and given is not None else {}
+            together = _TOGETHER.get((where, name), {}) if given is not None else {}
             return kind(**{**together, name: given})
 
         optional = type(None) in kinds or field.default is None
@@ -58,7 +58,12 @@ def _of_class(kind: type, where: str, **good: Any) -> list[Parameter]:
 
 
 #: What goes only together.
-_PAIRS = {"key_bits": "value_bits", "value_bits": "key_bits"}
+_TOGETHER = {
+    ("PruningConfig", "key_bits"): {"value_bits": 2.0},
+    ("PruningConfig", "value_bits"): {"key_bits": 2.0},
+    ("PruningConfig", "seed"): {"ratio": 0.25},
+    ("PruningConfig", "observation_window"): {"ratio": 0.25},
+}
 
 
 def _of_generators() -> list[Parameter]:
@@ -98,7 +103,7 @@ PARAMETERS = [
     Parameter("MaskProvider", "ratio", lambda v: MaskProvider(ratio=v), 0.25, kept=True),
     Parameter("MaskProvider", "kept_channels", lambda v: MaskProvider(kept_channels=v), 4, True, kept=True),
     Parameter("MaskProvider", "seed", lambda v: MaskProvider(seed=v), 4, kept=True),
-    Parameter("PruningConfig", "ratio", lambda v: PruningConfig(ratio=v), 0.25, kept=True),
+    Parameter("PruningConfig", "ratio", lambda v: PruningConfig(ratio=v), 0.25, optional=True, kept=True),
     Parameter("prune_count", "ratio", lambda v: prune_count(v, 8), 0.25),
     Parameter("prune_count", "d", lambda v: prune_count(0.5, v), 8),
     Parameter(

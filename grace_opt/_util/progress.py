@@ -14,7 +14,6 @@ from typing import Any
 
 from ..errors import OptionError
 from .quiet import is_quiet, quietly
-from .terminal import escape_path
 
 #: Seconds after which a bar appears.
 SECONDS_BEFORE_BAR = 1.5
@@ -122,6 +121,8 @@ def _lines(total: int, unit: str) -> Iterator[Callable[[str, float], None]]:
         now = description, completed
 
     def write() -> None:
+        from .terminal import escape_path  # rich draws a random number when it is imported, and others count on theirs
+
         waited = 0.0
         while not pause(over, wait := max(SECONDS_BETWEEN_LINES, SHARE_BETWEEN_LINES * waited)):
             waited += wait

@@ -40,14 +40,14 @@ from tests.hf.conftest import build
 ROOT = Path(grace_opt.__file__).parent
 PROMPT, MORE = 160, 26
 EVICTIONS = ("snapkv", "pyramidkv", "h2o", "streaming_llm", "graph")
-WINDOWS = {"recent_window": 8, "observation_window": 6}
+WINDOWS = {"recent_window": 8}
 QUANT = Quantization(keys=4, values=4, group_size=8)
 #: Settings of caches by what they are about.
 CACHES = {
-    "ratio": {"ratio": 0.5},
+    "ratio": {"ratio": 0.5, "observation_window": 6},
     "local_search": {"method": "local_search", "ratio": 0.5},
     "think, spectral weights": {"method": "think", "ratio": 0.5, "fused": False},
-    "sinks, blocks, a dense layer": {"sink_tokens": 3, "tail_block": 4, "dense_layers": 1},
+    "sinks, blocks, a dense layer": {"ratio": 0.3, "sink_tokens": 3, "tail_block": 4, "dense_layers": 1},
     **{name: {"evict": replace(eviction_named(name), budget=48)} for name in EVICTIONS},
     "graph, one pass": {"evict": GraphEviction(budget=40, block=None)},
     "graph, blocks": {"evict": GraphEviction(budget=40, block=0.5)},
@@ -104,8 +104,7 @@ def fed(cache):
 def cache_of(name, folder):
     """What a cache of these settings answers and holds, and again after it was saved."""
     settings = CACHES[name]
-    windows = {"recent_window": 8} if name.startswith("bits") else WINDOWS
-    cache = PrunedKeyCache(model(), **windows, **settings)
+    cache = PrunedKeyCache(model(), **WINDOWS, **settings)
     logits = fed(cache)
     cache.save(folder / "cache")
     loaded = PrunedKeyCache.load(folder / "cache", model())

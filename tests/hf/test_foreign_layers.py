@@ -20,7 +20,7 @@ from tests.hf.every_family import kinds
 from tests.hf.every_family import tiny as tiny_of
 from tests.hf.test_saving import same_tensors
 
-WINDOWS = {"recent_window": 8, "observation_window": 6}
+WINDOWS = {"ratio": 0.3, "recent_window": 8, "observation_window": 6}
 BITS = {"bits": 3.0, "basis": "none"}
 needs_states = pytest.mark.skipif(
     not hasattr(cache_utils, "LinearAttentionLayer"), reason="this transformers keeps states in other caches"
@@ -65,7 +65,7 @@ def filled(model, ids, **settings):
 def with_layers(*layers):
     """A cache with these layers and one of ours."""
     config = LlamaConfig(num_hidden_layers=len(layers) + 1)
-    cache = PrunedKeyCache(config, dense_layers=len(layers))
+    cache = PrunedKeyCache(config, ratio=0.3, dense_layers=len(layers))
     cache.layers[: len(layers)] = layers
     cache._in_step = InStep(cache.layers, config)
     return cache
@@ -324,5 +324,5 @@ def test_nor_do_our_own_layers_keep_the_prompt_alive(settings):
     model.set_attn_implementation("grace_sdpa")
     if "quantize" in settings:
         pytest.importorskip("optimum.quanto")
-    report = filled(model, tokens(2, 240), **WINDOWS, **settings).memory_report()
+    report = filled(model, tokens(2, 240), **(WINDOWS | settings)).memory_report()
     assert report.spare_bytes == 0

@@ -32,8 +32,7 @@ def answers(settings, loud, name):
     mask[0, :PADDING], mask[1, :160] = 0, 0
     ids = ids.masked_fill(mask[:, :170] == 0, loud)
     more, positions = tokens(2, 20, seed=3), (mask.cumsum(-1) - 1).clamp(min=0)
-    windows = {"recent_window": 8} if name.startswith("bits") else WINDOWS
-    cache = PrunedKeyCache(model(), **{**windows, **settings})
+    cache = PrunedKeyCache(model(), **{**WINDOWS, **settings})
     part = {"attention_mask": mask[:, :170], "position_ids": positions[:, :170]}
     found = [model()(ids, past_key_values=cache, **part).logits[:, -1]]
     for at in range(20):

@@ -70,7 +70,7 @@ def test_layers_of_full_attention_that_differ_are_refused_by_name() -> None:
 def test_other_numbers_of_heads_are_refused_by_name() -> None:
     """In Dots 3 Note, whose layers all choose their tokens or have a window, layers differ in their number of heads."""
     kind = transformers.CONFIG_MAPPING["dots3_note_text"]
-    config = kind(**sizes_of(kind, {}))
+    config = kind(**sizes_of(kind, {}, 12))
     assert "num_attention_heads" in config.per_layer_attributes
     with pytest.raises(CacheError, match="has no full-attention layer whose keys could be pruned"):
         PrunedKeyCache(config)
