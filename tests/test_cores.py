@@ -57,6 +57,12 @@ def test_without_such_files_there_is_no_quota(tmp_path):
     assert list(cores._quotas(tmp_path / "none", tmp_path)) == []
 
 
+def test_the_smallest_quota_holds(monkeypatch):
+    for quotas, expected in (([3.0, 1.5, 2.0], 1.5), ([1.0], 1.0), ([], np.inf)):
+        monkeypatch.setattr(cores, "_quotas", lambda groups, root, quotas=quotas: iter(quotas))
+        assert cores._quota.__wrapped__() == expected
+
+
 def test_cores_are_those_of_affinity_and_quota(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
     for quota, expected in ((np.inf, 6), (2.0, 2), (1.5, 2), (0.2, 1), (64.0, 6)):
