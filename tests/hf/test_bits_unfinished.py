@@ -93,6 +93,19 @@ def test_nothing_is_kept_of_work_that_took_seconds(tmp_path, monkeypatch):
     assert "nothing of it is kept" in caught.value.__notes__[0]
 
 
+def test_every_ten_seconds_what_is_done_is_kept_once(tmp_path, monkeypatch):
+    """Not after every text once ten seconds are over."""
+    monkeypatch.setattr(unfinished, "SECONDS_WORTH_KEEPING", 10.0)
+    now = [0.0]
+    monkeypatch.setattr(unfinished, "seconds", lambda: now[0])
+    part, kept = unfinished.Unfinished(tmp_path / "part.safetensors", {}), []
+    for text in range(1, 10):
+        now[0] += 4.0
+        part.keep(text, {})
+        kept.append(part.texts)
+    assert kept == [0, 0, 3, 3, 3, 6, 6, 6, 9]
+
+
 @pytest.mark.parametrize("what", ["damaged", "cut short", "another text", "another type", "another model", "no folder"])
 def test_a_file_that_does_not_fit_is_not_read(what, whole, tmp_path):
     path = tmp_path / "part.safetensors"
