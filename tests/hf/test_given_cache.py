@@ -18,6 +18,7 @@ from transformers import DynamicCache
 
 from grace_opt.errors import OptionError
 from grace_opt.hf import PrunedKeyCache, SnapKV, attach
+from grace_opt.hf.given_cache import GivenCache
 from tests.hf.conftest import OBSERVED, RECENT, SIZES
 from tests.hf.every_family import tiny as tiny_family
 from tests.hf.matrix import assistant, long_rope, reads_again
@@ -284,6 +285,18 @@ def test_a_model_that_forgets_its_text(kind, ids):
         said(model, ids[:1])  # longer from the start: nothing is forgotten
     assert attached.cache.get_seq_length() == 79
     assert attached.cache.memory_report().left_out is None
+
+
+def test_embeddings_count_although_no_output_has_them(tiny, ids):
+    """A model that drops its cache after 60 of them and some tokens is found out by as many as are missing."""
+    model = tiny(attention="grace_sdpa")
+    cache = PrunedKeyCache(model, ratio=0.0, **WINDOWS)
+    model(inputs_embeds=model.get_input_embeddings()(ids[:1]).detach(), past_key_values=cache)
+    call = GivenCache(model, cache, 60, unsaid=60)
+    assert call.check(torch.zeros(1, 1), whole=True) is None
+    assert "put only 60 of 64 tokens into its cache" in call.check(torch.zeros(1, 5), whole=True)
+    assert "put only 60 of 64 tokens into its cache" in cache.memory_report().left_out
+    assert call.check(torch.zeros(1, 5), whole=False) is None
 
 
 def test_training_with_gradient_checkpointing_is_named(tiny, prompt):
