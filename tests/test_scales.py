@@ -11,6 +11,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import scipy.sparse
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from grace_opt import bounds, methods, solve
 from grace_opt._util.arrays import power_of_two_scale
 from grace_opt.errors import ProblemError
 from grace_opt.problem import Factored, Problem, SparseWeights
-from grace_opt.solution import Status
+from grace_opt.solution import Status, tolerance
 from grace_opt.testing import KINDS, instance
 from tests import oracle
 
@@ -298,6 +299,17 @@ def test_multiples_of_integers_are_proved_alike(times):
             assert found.status is plain.status
             assert int(found.objective) == times * int(plain.objective)
             assert float(found.problem.step) == times * float(plain.problem.step)
+
+
+@pytest.mark.parametrize("times", [1, 3, 12, 2**30, 2**50])
+def test_a_bound_a_step_away_proves_integers_as_far_as_float64_has_all_halves_of_their_units(times):
+    problem = Problem.of(times * np.array([[0, 1, 0], [1, 0, 3], [0, 3, 0]]), 2)
+    step = 2 * times  # f has every edge twice
+    largest = 2.0**52 * (step & -step)
+    for f, proves in ((0.0, True), (largest - step, True), (step - largest, True), (largest, False)):
+        found = tolerance(problem, torch.ones(3, dtype=torch.bool), torch.tensor(f, dtype=torch.float64))
+        assert float(found) == pytest.approx(proves * step, rel=2e-6, abs=0.0)
+        assert float(found) < step
 
 
 @settings(max_examples=80)
