@@ -10,9 +10,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scipy.sparse import csr_array
 
 from grace_opt import OptionError, Problem, ProblemError, Result, SolverError, Status, compare, registry, solve
-from grace_opt.problem import Reduction
+from grace_opt.problem import Reduction, SparseWeights
 from grace_opt.solvers import BeamOptions
 from grace_opt.testing import KINDS, check_solution, instance
 from tests import oracle
@@ -157,6 +158,18 @@ def test_whole_numbers_stay_whole():
     assert made.targets([9.0]) == (8.0,)
     assert Reduction.of(Problem.of(whole, 3), required=[0], maximize=True).targets([9.0]) == (-10.0,)
     assert solve(whole, 3, "branch_and_bound", required=[0]).status is Status.OPTIMAL
+
+
+@pytest.mark.parametrize("form", [np.asarray, lambda graph: SparseWeights.of(csr_array(graph))[0]])
+@pytest.mark.parametrize("times", [1, 3])
+def test_multiples_of_a_step_stay_multiples(times, form):
+    """A graph's f is even: a shift of 1 would halve the step that proves its optimum."""
+    graph = times * np.array([[0, 1, 0, 2], [1, 0, 1, 1], [0, 1, 0, 3], [2, 1, 3, 0]])
+    problem = dataclasses.replace(Problem.of(form(graph), 4), integer=True)
+    made = Reduction.of(problem, required=[0, 1])
+    assert made.problem.W.diagonal(dim1=-2, dim2=-1).tolist() == [0, 0, 2 * times, 6 * times]
+    assert made.rest.tolist() == [2 * times]
+    assert float(made.problem.step) == float(made.given.step) == 2 * times
 
 
 def test_callback_target_and_start_speak_of_the_problem_as_given(clock):
