@@ -35,7 +35,7 @@ def _server() -> socket.socket:
         # In a session of its own, as Ctrl-C is for the tests.
         command = [sys.executable, str(Path(__file__).resolve()), str(other.fileno())]
         process = subprocess.Popen(command, pass_fds=[other.fileno()], start_new_session=True)
-    ours.settimeout(300)
+    ours.settimeout(1200)  # a guard against hanging, however busy the machine is
     atexit.register(process.wait)
     atexit.register(ours.close)  # first, which ends the server
     return ours
@@ -69,7 +69,7 @@ def python(code: str, env: dict[str, str], cwd: Path | None = None) -> subproces
     """What ``python -c`` writes, and how it ends."""
     if not hasattr(os, "fork"):
         command: Sequence[str] = [sys.executable, "-c", code]
-        return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=1200)
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         number = start(code, env, out.fileno(), err.fileno(), cwd)
         try:
