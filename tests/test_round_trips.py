@@ -254,7 +254,23 @@ def test_numbers_are_read_right(tmp_path, name, text, value):
 
 @pytest.mark.parametrize(
     "text",
-    ["1.5.", "1_000", "0x1p3", "1,5,2", "1.5+02", "--5", "1e", "D2", "1.5F2", "\uff11", "2 3", "1e-400", "-1D-999"],
+    [
+        "1.5.",
+        "1_000",
+        "0x1p3",
+        "1,5,2",
+        "1.5+02",
+        "--5",
+        "1e",
+        "D2",
+        "1.5F2",
+        "\uff11",
+        "2 3",
+        "1e-400",
+        "-1D-999",
+        "1D400",
+        "-9e308",
+    ],
 )
 @pytest.mark.parametrize(
     ("name", "line"), [("w.mtx", 4), ("array.mtx", 5), ("w.csv", 2), ("w.txt", 3), ("w.dat", 3), ("vertex.dat", 3)]
@@ -297,6 +313,9 @@ def test_a_number_is_the_nearest_float64_or_refused(tmp_path_factory, sign, digi
     value = float(f"{sign}{digits}e{power}")
     if value == 0 and any(digit in "123456789" for digit in digits):
         with pytest.raises(ProblemError, match=r"line 3: .* would become 0.* scale the weights up"):
+            instances.read(path)
+    elif value in (float("inf"), -float("inf")):
+        with pytest.raises(ProblemError, match=r"line 3: .* would become inf.* scale the weights down"):
             instances.read(path)
     else:
         read = instances.read(path).W[0, 0]

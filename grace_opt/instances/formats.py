@@ -179,7 +179,7 @@ def format_numbers(values: Array) -> list[str]:
 def parse_floats(path: Path, texts: list[str], place: Callable[[int], str] = lambda at: "") -> Array:
     """Return the numbers as float64, Fortran's 1.5D2 as 150; `place` begins the message for one that is none.
 
-    One that is too small for float64, and would become 0, is refused.
+    One that is too small or too large for float64, and would become 0 or infinite, is refused.
     """
     what = f"{path} cannot be read as {path.suffix}: "
     for at, text in enumerate(texts):
@@ -188,11 +188,12 @@ def parse_floats(path: Path, texts: list[str], place: Callable[[int], str] = lam
             wrong = wrong if text else "the cell is empty, and every weight needs a number"
             raise ProblemError(f"{what}{place(at)}{wrong}.")
     values = np.array([float(text.translate(_EXPONENT)) for text in texts], dtype=np.float64)
-    for at in np.flatnonzero(values == 0).tolist():
+    for at in np.flatnonzero((values == 0) | np.isinf(values)).tolist():
         if re.match(r"[-+.0]*[1-9]", texts[at]):
+            limit, way = ("below 4.9e-324", "up") if values[at] == 0 else ("beyond 1.8e308", "down")
             raise ProblemError(
-                f"{what}{place(at)}{texts[at][:40]!r} would become 0, as any number below 4.9e-324 does: scale the "
-                "weights up."
+                f"{what}{place(at)}{texts[at][:40]!r} would become {abs(values[at]):g}, as any number {limit} does: "
+                f"scale the weights {way}."
             )
     return values
 
