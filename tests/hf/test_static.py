@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from grace_opt.cli.app import app
 from grace_opt.errors import CalibrationError, OptionError
 from grace_opt.hf import calibrate_basis, capture, export_static
+from grace_opt.hf.bits import calibrate as calibrate_room
 from grace_opt.hf.bits.basis import identity_basis
 from grace_opt.hf.bits.classes import SINKS
 from grace_opt.hf.bits.codebooks import WIDTHS, codebooks, distortions
@@ -194,8 +195,10 @@ def test_texts_are_read_all_over_the_context(calibrated):
     assert _starts(model_of("Bloom"), [40, 30], 80) == [[0], [0]]  # it has no positions
 
 
-def test_keys_far_from_the_start_lose_less_if_texts_were_read_there(tmp_path):
+def test_keys_far_from_the_start_lose_less_if_texts_were_read_there(tmp_path, monkeypatch):
+    """With a basis that has seen the first positions alone."""
     model, tokenizer = load_pocket()
+    monkeypatch.setattr(calibrate_room, "places", lambda *_: None)
     texts = ["the quiet river runs past a late singer " * 30, "a red fox told the miller about rain " * 30]
     basis, far = calibrate_basis(model, tokenizer, texts), {}
     other = tokenizer("some other words are here to be read " * 20, return_tensors="pt").input_ids
