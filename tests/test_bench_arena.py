@@ -35,7 +35,7 @@ from grace_opt.hf.evaluation import compare_predictions
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
 from grace_opt.hf.needle import fact, filler, question
 
-CALIBRATION = "the quiet river runs past a late singer . the old baker took the bell near the mill . " * 24
+CALIBRATION = " ".join(filler(random.Random(number)) for number in range(150))
 PASSWORDS = {"Rome": "amber fox", "Oslo": "jade whale", "Lima": "ivory panda"}
 #: Competes in the run.
 COMPETES = (
