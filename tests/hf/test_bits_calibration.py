@@ -211,18 +211,18 @@ def test_heads_that_nothing_needs_get_nothing():
 
 def test_texts_of_any_lengths_count_and_order_does_not():
     model = model_of("Llama")
-    texts = [ids(150, 1), ids(256, 2), ids(90, 3), ids(20, 4)]
+    texts = [ids(250, 1), ids(256, 2), ids(90, 3), ids(20, 4)]
     forwards, backwards = (calibrate_basis(model, None, each) for each in (texts, texts[::-1]))
     assert forwards.texts == 3
-    assert forwards.tokens == 496
+    assert forwards.tokens == 596
     for layer in forwards.layers:
         torch.testing.assert_close(forwards.keys[layer].energy, backwards.keys[layer].energy)
         torch.testing.assert_close(forwards.value_rates[layer], backwards.value_rates[layer], atol=0.05, rtol=0)
     # All channels of all classes in 8 bits, and their scales; of texts with more and with fewer classes, the mean.
-    assert all(8 < float(each.max()) < 9.5 for each in forwards.key_rates.values())
+    assert all(8 < float(each.max()) < 9 for each in forwards.key_rates.values())
     cut = calibrate_basis(model, None, texts, tokens=100)
     assert cut.tokens == 100 + 100 + 90
-    assert len({len(class_sizes(each - SINKS - WINDOW)) for each in (113, 192, 68)}) > 1
+    assert len({len(class_sizes(each - SINKS - WINDOW)) for each in (188, 192, 68)}) > 1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
