@@ -268,8 +268,12 @@ def test_numbers_that_are_read_as_others_are_explained(tmp_path):
         instances.write(tmp_path / name, [[1.0, 7.0], [7.0, 1.0]])
         text = (tmp_path / name).read_text()
         (tmp_path / name).write_text(re.sub(r"\b7(\.0)?\b", "1e400", text))
-        with pytest.raises(ProblemError, match=r"W\[.*\] is inf \(as any number beyond 1\.8e308 is\): every"):
-            solve(instances.read(tmp_path / name).W, 1)
+        with pytest.raises(
+            ProblemError, match=r"line \d.*: '1e400' would become inf, as any number beyond 1\.8e308 does"
+        ):
+            instances.read(tmp_path / name)
+    with pytest.raises(ProblemError, match=r"W\[.*\] is inf \(as any number beyond 1\.8e308 is\): every"):
+        solve([[1.0, np.inf], [np.inf, 1.0]], 1)
     with pytest.raises(ProblemError, match=r"is nan: every weight"):
         solve([[1.0, np.nan], [np.nan, 1.0]], 1)
     (tmp_path / "w.csv").write_text(f"0,{2**53 + 1}\n{2**53 + 1},0\n")
