@@ -46,7 +46,7 @@ def print_bases(console: Console, folder: Path, bases: Sequence[KeptBasis], remo
             table.add_column(name, justify="right" if name == "MiB" else "left")
         for each in bases:
             name = escape_path(each.model or each.path.stem, sys.stdout)
-            made = each.made if each.is_finished else "unfinished"
+            made = (each.made or "unknown") if each.is_finished else "unfinished"
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used))
             table.add_row(name, made, f"{each.bytes / 2**20:,.1f}", used)
         console.print(table)

@@ -245,8 +245,9 @@ class PruningConfig:
             if not unknown:
                 raise
             meant = advice(self.options, names, OTHER_NAMES_OF_SETTINGS)
-            listed = f" The settings of a cache are {', '.join(names)}."
-            raise OptionError(f"{error}{meant or listed}") from None
+            if meant:
+                raise OptionError(f"a cache has no setting {', '.join(unknown)}.{meant}") from None
+            raise OptionError(f"{error} The settings of a cache are {', '.join(names)}.") from None
 
     def _complete(self) -> None:
         """Set method and ratio if they are not given, and the bits of a cache that nothing else makes smaller."""

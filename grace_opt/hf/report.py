@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from .bits.coded import CodedTokens
 from .by_heads import ByHeads
+from .config import PruningConfig
 from .idle import idle_settings
 from .layer import PrunedKeyLayer
 from .quantization import QuantizedTokens
@@ -55,8 +56,9 @@ class MemoryReport:
         Numbers of elements that are coded, and of all in the prunable layers.
     waiting_tokens : int
         With ``bits=``: newer tokens that wait for their classes, with more bits than asked for.
-    asks_for_bits : bool
-        Whether the cache was made with ``bits=``.
+    stored_as : str
+        What becomes of old tokens: "coded" with ``bits=``; "pruned" where channels are dropped; "quantised"; "whole"
+        where tokens alone are evicted, or few are read.
     reading_bytes : int
         With ``read=``: what finds the tokens to read: ranges of pages, copies of channels and norms, or codes, norms
         and hyperplanes. Counted with K.
@@ -94,7 +96,7 @@ class MemoryReport:
     coded_value_elements: int = 0
     all_elements: int = 0
     waiting_tokens: int = 0
-    asks_for_bits: bool = False
+    stored_as: str = "pruned"
     reading_bytes: int = 0
     read_share: float | None = None
     unread_bound_mean: float | None = None
@@ -176,7 +178,7 @@ class MemoryReport:
 
     def __str__(self) -> str:
         rows = [
-            ("keys, pruned" if self.bits is None else "keys, coded", self.pruned_key_bytes, ""),
+            (f"keys, {self.stored_as}", self.pruned_key_bytes, ""),
             ("keys, dense", self.dense_key_bytes, ""),
             ("indices", self.index_bytes, ""),
             *([("finding tokens", self.reading_bytes, "ranges, copies or codes")] if self.reading_bytes else []),
@@ -205,9 +207,9 @@ class MemoryReport:
 
     def _header(self) -> str:
         """Return what became of the tokens that were read."""
-        done = "coded" if self.asks_for_bits else "pruned"
+        done = "kept whole" if self.stored_as == "whole" else self.stored_as
         evicts = bool(self.evicted_tokens) or self.evictions_differ
-        if self.asks_for_bits and self.tokens and not self.pruned_tokens and not evicts:
+        if self.stored_as == "coded" and self.tokens and not self.pruned_tokens and not evicts:
             return f"{self.tokens} tokens, all dense, as the prompt is too short for its bits"
         pruned = f"{self.pruned_tokens} of them {done}" if self.pruned_tokens else f"nothing {done}"
         if not evicts:
@@ -304,7 +306,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         waiting_tokens=max(
             layer.compressed.waiting if isinstance(layer.compressed, CodedTokens) else 0 for layer in layers
         ),
-        asks_for_bits=layers[0].plan.bits is not None,
+        stored_as=_stored_as(layers[0].plan.config),
         reading_bytes=sizes["reading"],
         read_share=read.share if read.steps else None,
         unread_bound_mean=read.bound_mean if read.steps else None,
@@ -314,6 +316,14 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         evictions_differ=min(evicted) < max(evicted) or any(isinstance(one.compressed, ByHeads) for one in layers),
         idle=idle_settings(layers),
     )
+
+
+def _stored_as(config: PruningConfig) -> str:
+    if config.is_coded:
+        return "coded"
+    if not config.drops_nothing:
+        return "pruned"
+    return "whole" if config.quantize is None else "quantised"
 
 
 _PARTS = (

@@ -421,7 +421,7 @@ def test_a_cache_implementation_is_refused(tiny, prompt):
 
 @pytest.mark.parametrize(("name", "here"), [("compression_ratio", "ratio"), ("nbits", "bits"), ("recent_windw", "rec")])
 def test_settings_by_other_names_are_recognised(name, here, tiny):
-    with pytest.raises(OptionError, match=rf"has no option {name!r}; it accepts path\. For {name}, write {here}"):
+    with pytest.raises(OptionError, match=rf"a cache has no setting {name}\. For {name}, write {here}"):
         PrunedKeyCache(tiny(), **{name: 3})
 
 
@@ -443,7 +443,7 @@ def test_near_misses_of_a_method_are_recognised_in_any_case(wrong, meant, tiny):
     ("name", "says"), [("device", "leave it out"), ("layers", "write one ratio per layer"), ("mask", "write masks=")]
 )
 def test_what_no_method_has_names_the_method_that_was_written(name, says, tiny):
-    with pytest.raises(OptionError, match=rf"method 'grace' has no option '{name}'.* For {name}, {says}"):
+    with pytest.raises(OptionError, match=rf"a cache has no setting {name}\. For {name}, {says}"):
         attach(tiny(), **{name: "x"})
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from grace_opt.hf import MemoryReport, PrunedKeyCache, PyramidKV, Quantization, SnapKV
+from grace_opt.hf import MemoryReport, PrunedKeyCache, PyramidKV, Quantization, SnapKV, attach
 from grace_opt.kernels import decode as kernels
 
 
@@ -150,6 +150,23 @@ def test_ratios_and_text():
     assert "at least 50 of them evicted in every layer, at most 100 kept, at most 80 of these pruned" in str(by_layer)
     some = replace(by_layer, evicted_tokens=0)
     assert "all kept in some layers, and some evicted in others: at most 80 of them pruned" in str(some)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"ratio": 0.3}, ("of them pruned", "keys, pruned ")),
+        ({"quantize": "int4"}, ("of them quantised", "keys, quantised ")),
+        ({"quantize": "int4", "ratio": 0.3}, ("of them pruned", "keys, pruned ")),
+        ({"evict": "snapkv"}, ("of them kept whole", "keys, whole ")),
+    ],
+)
+def test_only_what_was_pruned_is_called_pruned(tiny, settings, said):
+    """Quantised and evicted caches that drop no channel were called pruned."""
+    model = tiny()
+    with attach(model, recent_window=8, **settings) as attached, torch.no_grad():
+        model.generate(torch.arange(60)[None] % 30, max_new_tokens=2)
+    assert all(each in str(attached.cache.memory_report()) for each in said)
 
 
 def test_an_empty_cache_reports_zeros(tiny, prune):

@@ -81,7 +81,9 @@ class Unfinished:
             yield
         except KeyboardInterrupt as stop:
             kept = f"{self.texts} of its {total} texts are kept, and the same call goes on from there"
-            stop.add_note(f"The calibration was stopped: {kept if self.texts else 'nothing of it is kept'}.")
+            if not self.texts:
+                kept = "nothing of it is kept, and the same call starts it anew"
+            stop.add_note(f"The calibration was stopped: {kept}.")
             raise
 
     def remove(self) -> None:
