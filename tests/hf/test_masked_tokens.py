@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import DynamicCache
 
 from grace_opt.hf import PrunedKeyCache, Quantization
 from grace_opt.hf.compression import with_real_alone
@@ -22,16 +23,18 @@ MORE = {
         "recent_window": 24,
     },
 }
-PADDING = 30  # of the first row; of the second, all but the last ten tokens, so that the recent window has some too
+#: Of each row: more than a group; all but the last ten tokens, so that the recent window has some too; and less than a
+#: group, so that one has masked and real tokens.
+PADDING = 30, 160, 7
 
 
 @torch.no_grad()
 def answers(settings, loud, name):
     """The logits of a prompt's last token and of 20 more, where all masked tokens are this one; and the report."""
-    ids, mask = tokens(2, 170), torch.ones(2, 190, dtype=torch.int64)
-    mask[0, :PADDING], mask[1, :160] = 0, 0
+    ids = tokens(len(PADDING), 170)
+    mask = (torch.arange(190) >= torch.tensor(PADDING)[:, None]).long()
     ids = ids.masked_fill(mask[:, :170] == 0, loud)
-    more, positions = tokens(2, 20, seed=3), (mask.cumsum(-1) - 1).clamp(min=0)
+    more, positions = tokens(len(PADDING), 20, seed=3), (mask.cumsum(-1) - 1).clamp(min=0)
     cache = PrunedKeyCache(model(), **{**WINDOWS, **settings})
     part = {"attention_mask": mask[:, :170], "position_ids": positions[:, :170]}
     found = [model()(ids, past_key_values=cache, **part).logits[:, -1]]
@@ -51,6 +54,24 @@ def test_masked_tokens_may_contain_anything(name):
     one, other = (answers(settings, loud, name) for loud in (50, 7))
     assert torch.equal(one[0], other[0])
     assert one[1] == other[1]
+
+
+@torch.no_grad()
+def test_candidates_behind_a_padded_prompt_are_real():
+    """Candidates of assisted decoding come with the prompt, and are no part of it."""
+    if importlib.util.find_spec("hqq") is None:
+        pytest.skip("hqq is not installed")
+    model().set_attn_implementation("grace_sdpa")
+    ids, mask = tokens(1, 175), torch.ones(1, 175, dtype=torch.int64)
+    mask[:, :7] = 0
+    given = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    cache = PrunedKeyCache(model(), **{**WINDOWS, **MORE["8 bits, sinks, blocks"]}, prompt_length=170)
+    dense = DynamicCache()
+    for each in (cache, dense):
+        model()(ids, past_key_values=each, **given)
+    cache.layers[0].settle()
+    assert torch.equal(cache.layers[0].tail.keys[:, :, -5:], dense.layers[0].keys[:, :, -5:])
+    assert torch.equal(cache.layers[0].tail.values[:, :, -5:], dense.layers[0].values[:, :, -5:])
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.integers(0, 100))
