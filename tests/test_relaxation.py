@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from grace_opt.kernels.relaxation import cpu as compiled
 from grace_opt.kernels.search import cpu as nodes
 from grace_opt.kernels.shift.cpu import ascend
 from grace_opt.solvers.branch_and_bound.depth_first import DepthFirst
+from grace_opt.problem import SparseWeights
 from grace_opt.testing import KINDS, batches, instance, instances
 from tests import oracle
 
@@ -486,6 +488,7 @@ def test_the_step_divides_every_difference(n, seed, factor):
     W = np.triu(rng.integers(-3, 4, (n, n)) * factor)
     W = (W + np.triu(W, 1).T).astype(float)
     step = Problem.of(W, 1).step
+    assert Problem.of(SparseWeights.of(scipy.sparse.csr_array(W))[0], 1).step == step
     values = [oracle.objective(W, S) for k in range(n + 1) for S in itertools.combinations(range(n), k)]
     if W.any():
         assert step >= factor
@@ -500,7 +503,8 @@ def test_no_step_where_objectives_are_no_multiples():
     large = Problem.of([[1.0, 0.0], [0.0, 2.0**51]], 1)
     assert large.step == 1
     assert not sums_are_exact(large)
-    assert Problem.of([[1.0, 0.0], [0.0, 2.0**60]], 1).step == 0
+    assert Problem.of([[1.0, 0.0], [0.0, 2.0**53]], 1).step == 1
+    assert Problem.of([[1.0, 0.0], [0.0, 2.0**54]], 1).step == 0  # twice an edge must not reach 2**63
     assert Problem.of([[2.0, 0.0], [0.0, 2.0**60]], 1, protected=[1]).step == 2
     assert Problem.of([[0, -3], [-3, 0]], 1).step == 6  # f holds every edge twice
     assert Problem.of(np.eye(3, dtype=np.float32) * 4, 1).step == 4
