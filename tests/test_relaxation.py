@@ -20,8 +20,8 @@ from grace_opt.instances.generators import attention, k_cluster
 from grace_opt.kernels.relaxation import cpu as compiled
 from grace_opt.kernels.search import cpu as nodes
 from grace_opt.kernels.shift.cpu import ascend
-from grace_opt.solvers.branch_and_bound.depth_first import DepthFirst
 from grace_opt.problem import SparseWeights
+from grace_opt.solvers.branch_and_bound.depth_first import DepthFirst
 from grace_opt.testing import KINDS, batches, instance, instances
 from tests import oracle
 
