@@ -30,10 +30,9 @@ from transformers import PreTrainedModel
 
 from bench.caches import SINKS
 from bench.caches import WINDOW as RECENT
-from bench.calibration import calibrated
 from bench.growth import of_texts
 from bench.intervals import with_ends
-from bench.material import MODEL, ROOT, books, model_path, require_texts
+from bench.material import MODEL, books, model_path, require_texts
 from bench.provenance import require_clean
 from bench.report import BLACK, BLUE, GREEN, ORANGE, Page, add_options, read_results, small, table, write_results
 from grace_opt.attention.provider import DEFAULT_RATIO
@@ -64,25 +63,15 @@ SETTINGS = {
 }
 SAMPLED = tuple(name for name, way in SETTINGS.items() if way.by == "sampling")
 TIMED = ("pages, 0.25", "channels, 0.25", "channels, top_p=0.95", USUAL, *SAMPLED)
-#: Those of a cache with bits, by name; the first reads all.
-BITS = 2.25
-CODED = {
-    f"bits={BITS:g}": None,
-    f"bits={BITS:g}, pages, 0.25": TopTokens(0.25),
-    f"bits={BITS:g}, channels, 0.25": TopTokens(0.25, "channels"),
-    f"bits={BITS:g}, channels, top_p=0.95": TopTokens(0.05, "channels", top_p=0.95),
-}
 #: What the issue asks for: share of the tokens, and KL.
 GOAL = (0.25, 0.002)
 
 
-def made(model: PreTrainedModel, name: str, basis: Path) -> PrunedKeyCache:
-    """Return the empty cache of a way to read; `basis` is the file of a calibrated one, for caches with bits."""
+def made(model: PreTrainedModel, name: str) -> PrunedKeyCache:
+    """Return the empty cache of a way to read."""
     windows = {"recent_window": RECENT, "sink_tokens": SINKS}
     if name == ALL:
         return PrunedKeyCache(model, ratio=0.0, **windows)
-    if name in CODED:
-        return PrunedKeyCache(model, bits=BITS, basis=basis, trellis=False, read=CODED[name], **windows)
     way = SETTINGS[name]
     given = {"ratio": RATIO} if way.by == "channels" and name != USUAL else {}
     return PrunedKeyCache(model, read=way, **given, **windows)
@@ -111,25 +100,18 @@ def of_passage(
     ids: Tensor,
     prompt: int,
     tokens: int,
-    names: Sequence[str],
-    basis: Path,
     advance: Callable[[], None],
 ) -> Any:
-    """Return, for each way to read, KL, the share read and bounds; and the true share unread, but with bits."""
+    """Return, for each way to read, KL, the share read, bounds and the true share unread."""
     fed, rows = ids[:, prompt : prompt + tokens], {}
     captured = capture(model, ids[:, :prompt])
     dense = next_token_log_probs(model, dense_cache(model, captured), fed)
-    for name in names:
-        cache, truth = filled(made(model, name, basis), captured), list[float]()
+    for name in SETTINGS:
+        cache, truth = filled(made(model, name), captured), list[float]()
         found = compare_predictions(next_token_log_probs(model, cache, fed), dense, fed[0, 1:])
         advance()
-        if name in CODED:
-            rows[name] = {"kl": found.kl}
-            if cache.pruning.read is not None:
-                rows[name] |= {"share": cache.read_report().share, "bound": cache.read_report().bound_mean}
-            continue
         report = cache.read_report()
-        again = filled(made(model, name, basis), captured)
+        again = filled(made(model, name), captured)
         with true_shares(truth):
             next_token_log_probs(model, again, fed[:, :TRUE])
         rows[name] = {
@@ -143,15 +125,12 @@ def of_passage(
 
 
 @torch.inference_mode()
-def steps(
-    model: PreTrainedModel, ids: Tensor, prompt: int, rounds: int, basis: Path
-) -> dict[str, dict[str, list[float]]]:
+def steps(model: PreTrainedModel, ids: Tensor, prompt: int, rounds: int) -> dict[str, dict[str, list[float]]]:
     """Return milliseconds of whole steps of each way, ``own``, and of one that reads all, with which it takes turns."""
     captured = capture(model, ids[:, :prompt])
     found = {}
-    for name in track((*TIMED, *tuple(CODED)[1:]), description=f"steps after {prompt:,} tokens"):
-        pair = {"own": name, "all": next(iter(CODED)) if name in CODED else ALL}
-        caches = {key: filled(made(model, of, basis), captured) for key, of in pair.items()}
+    for name in track(TIMED, description=f"steps after {prompt:,} tokens"):
+        caches = {key: filled(made(model, of), captured) for key, of in {"own": name, "all": ALL}.items()}
         times: dict[str, list[float]] = {key: [] for key in caches}
         for turn in range(rounds + 2):
             for key, cache in caches.items():
@@ -171,9 +150,9 @@ def _numbers(value: dict[str, Any], prompt: int) -> dict[str, dict[str, list[flo
 
 
 def _means(value: dict[str, Any], prompt: int) -> dict[str, dict[str, float]]:
-    """Return the means over the texts, by way to read without bits."""
+    """Return the means over the texts, by way to read."""
     found = _numbers(value, prompt).items()
-    return {name: {key: statistics.fmean(of) for key, of in row.items()} for name, row in found if name not in CODED}
+    return {name: {key: statistics.fmean(of) for key, of in row.items()} for name, row in found}
 
 
 def page(value: dict[str, Any]) -> Page:
@@ -188,15 +167,6 @@ def page(value: dict[str, Any]) -> Page:
         head = ["read", "share read", "KL, nats", "bound", f"bound, first {TRUE} tokens", "true share unread"]
         of_texts = f"{value['count']} texts, with 95 % intervals:"
         tables += [f"After {prompt:,} tokens, means over {of_texts}", "", *table(head, rows), ""]
-        coded = {name: of for name, of in _numbers(value, prompt).items() if name in CODED}
-        rows = []
-        for name, of in coded.items():
-            mean = {key: statistics.fmean(numbers) for key, numbers in of.items()}
-            rest = [f"{mean['share']:.1%}", f"{mean['bound']:.3f}"] if "share" in mean else ["100%", "0"]
-            rows.append([name, rest[0], with_ends(mean_interval(of["kl"])), rest[1]])
-        if rows:
-            head = ["with bits, read", "share read", "KL, nats", "bound"]
-            tables += [f"With bits, after {prompt:,} tokens:", "", *table(head, rows), ""]
     pairs = {
         name: [a / b for a, b in zip(times["own"], times["all"], strict=True)] for name, times in value["ms"].items()
     }
@@ -206,7 +176,7 @@ def page(value: dict[str, Any]) -> Page:
         share = f"{ends[1]:.2f} {small(f'[{ends[0]:.2f}, {ends[2]:.2f}]')}"
         rows.append([name, *(f"{statistics.median(times[key]):.1f}" for key in ("own", "all")), share])
     head = ["read", "ms", "ms, all read", "ratio, with the middle half"]
-    tables += [f"Whole steps after {value['timed']:,} tokens, in turn with steps that read all, with bits if it has:"]
+    tables += [f"Whole steps after {value['timed']:,} tokens, in turn with steps that read all:"]
     tables += ["", *table(head, rows)]
     met = []
     for prompt in prompts:
@@ -235,10 +205,9 @@ def page(value: dict[str, Any]) -> Page:
                     f"counted. Channels: a share {RATIO:g} of them, chosen by GRACE, gives no scores; *as usual* is "
                     f'`read="channels"`: {DEFAULT_RATIO:g}, with `top_p={SETTINGS[USUAL].top_p}`. *Sampling*: tables, '
                     "and bits of a code (MagicPIG's are 150 and 10); each bound holds at "
-                    f"{SETTINGS[SAMPLED[0]].confidence:.0%} confidence. With bits, the basis is calibrated, and "
-                    "numbers are coded one by one (`trellis=False`), as `read=` needs them. *Bound*: mean over "
-                    "heads, layers and steps of what the unread tokens' share of the attention can be at most; *true "
-                    "share*: what it was, of the first tokens."
+                    f"{SETTINGS[SAMPLED[0]].confidence:.0%} confidence. *Bound*: mean over heads, layers "
+                    "and steps of what the unread tokens' share of the attention can be at most; *true share*: what it "
+                    "was, of the first tokens."
                 ],
             )
         ],
@@ -277,7 +246,6 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompt", type=int, nargs="+", default=PASSAGES, help="tokens of the passages")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens fed (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=40, help="steps that are timed (default %(default)s)")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "reading", help="folder of the basis")
     add_options(parser, "reading")
     args = parser.parse_args(given)
     if args.report_only:
@@ -295,18 +263,16 @@ def main(given: Sequence[str] | None = None) -> None:
             f"must fit into {model.config.max_position_embeddings}"
         )
     texts = of_texts(args.text or books(), tokenizer, longest + more)
-    found, basis = list[dict[str, Any]](), args.runs / "basis.safetensors"
-    calibrated(model, tokenizer, basis, source)
+    found = list[dict[str, Any]]()
     with attention_implementation(model, "grace_sdpa"):
-        ways = {prompt: (*SETTINGS, *(CODED if prompt == min(args.prompt) else ())) for prompt in args.prompt}
-        total = len(texts) * sum(len(names) for names in ways.values())
+        total = len(args.prompt) * len(texts) * len(SETTINGS)
         turns = iter(track(range(total), description="ways to read"))
         for prompt in args.prompt:
             for name, ids in texts:
-                rows = of_passage(model, ids, prompt, args.tokens, ways[prompt], basis, lambda: next(turns, None))
+                rows = of_passage(model, ids, prompt, args.tokens, lambda: next(turns, None))
                 found.append({"name": name, "prompt": prompt, "rows": rows})
         next(turns, None)
-        ms = steps(model, texts[0][1], longest, args.rounds, basis)
+        ms = steps(model, texts[0][1], longest, args.rounds)
     value = {
         "provenance": {**source, "command": "python -m bench.reading"},
         **{"model": Path(where).stem, "count": len(texts), "texts": found, "timed": longest, "ms": ms},

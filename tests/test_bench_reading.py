@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib")
 
 from bench import reading
 from grace_opt.hf import TopTokens
-from grace_opt.hf.models import POCKET_FOLDER, load_pocket
+from grace_opt.hf.models import POCKET_FOLDER
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,24 +21,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_numbers_go_onto_a_page(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     few = (*reading.TIMED, "channels, epsilon=0.1")
     monkeypatch.setattr(reading, "SETTINGS", {name: reading.SETTINGS[name] for name in few} | {"one": TopTokens(1.0)})
-    coded = {"bits=8": None, "bits=8, channels": TopTokens(0.5, "channels")}
-    monkeypatch.setattr(reading, "CODED", coded)
-    monkeypatch.setattr(reading, "BITS", 8.0)
     out = tmp_path / "results" / "pocket"
     given = ["--model", str(POCKET_FOLDER), "--text", *map(str, books), "--prompt", "300", "--tokens", "8"]
-    reading.main([*given, "--rounds", "2", "--runs", str(tmp_path), "--out", str(out), "--allow-dirty"])
+    reading.main([*given, "--rounds", "2", "--out", str(out), "--allow-dirty"])
     value, text = json.loads(out.with_suffix(".json").read_text()), out.with_suffix(".md").read_text()
     assert [one["name"] for one in value["texts"]] == ["Rivers", "Mills"]
-    cache = reading.made(load_pocket()[0], "bits=8", tmp_path / "basis.safetensors")
-    assert cache.budget is not None
-    assert cache.budget.basis == "calibrated"
     for one in value["texts"]:
-        found = {name: row for name, row in one["rows"].items() if name in coded}
-        assert 0 < found["bits=8"]["kl"] < found["bits=8, channels"]["kl"]
-        assert 0 < found["bits=8, channels"]["share"] <= 0.5
         for name, row in one["rows"].items():
-            if name in coded:
-                continue
             assert row["unread"] <= row["first_bound"] + 1e-9
             assert name == "one" or 0 < row["share"] < 1
         assert one["rows"]["pages, 0.25"]["share"] <= 0.25
@@ -46,9 +35,8 @@ def test_numbers_go_onto_a_page(tmp_path: Path, books: list[Path], monkeypatch: 
         assert one["rows"]["one"]["share"] == 1.0
         assert max(abs(one["rows"]["one"][each]) for each in ("unread", "kl")) < 1e-6
         assert one["rows"]["channels, epsilon=0.1"]["unread"] <= 0.1
-    assert value["ms"].keys() == {*reading.TIMED, "bits=8, channels"}
+    assert value["ms"].keys() == {*reading.TIMED}
     assert all(len(of) == 2 for times in value["ms"].values() for of in (times["own"], times["all"]))
-    assert "| bits=8, channels |" in text
     assert "| pages, 0.25 |" in text
     assert "true share unread" in text
 

@@ -352,7 +352,7 @@ def guarded(features: str | None, octets: bool, others: bool, folder: str) -> No
 
         memory.empty = memory._making(255)  # NaN, which shows where anything is read before it is written
     from grace_opt.kernels._shared.lanes import OCTETS
-    from tests import test_coded, test_few_coded
+    from tests import test_coded
 
     assert features is None or octets == OCTETS
     for count in (1, 8, 9, 40, 64, 100, 530):
@@ -362,8 +362,6 @@ def guarded(features: str | None, octets: bool, others: bool, folder: str) -> No
     if others:  # other loops that read codes, or make arrays as these do
         from grace_opt.kernels import heads, received
 
-        for count in (1, 40, 100, 530):
-            test_few_coded.beside_a_guard(test_coded.at_the_end, count)
         assert heads.OPERATION.cpu.trial()
         assert received.OPERATION.cpu.trial()
 

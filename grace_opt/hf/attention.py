@@ -11,8 +11,7 @@ weights (by ``output_attentions``, or a forward hook). For many new tokens at on
 two segments' logits would take as much memory as those of eager attention. Above ``MAX_FUSED_QUERIES`` new tokens, the
 keys are therefore widened with zeros, or made dense, one layer at a time, and the base function computes the same.
 
-With ``read=``, up to as many new tokens read few of the old ones (:mod:`grace_opt.hf.reading.attention`, and
-:mod:`grace_opt.hf.reading.coded` with ``bits=``).
+With ``read=``, up to as many new tokens read few of the old ones (:mod:`grace_opt.hf.reading.attention`).
 
 Keys that do not come from a `PrunedKeyLayer` (another cache, a sliding layer, no cache) go straight to the base
 function. Soft-capped logits, which sdpa cannot compute, are refused with any cache.
@@ -51,7 +50,6 @@ from .pruned_attention import (
     weights_in_sequence,
 )
 from .reading.attention import read_attention
-from .reading.coded import read_coded_attention
 from .storage import Compressed
 
 Attended = tuple[Tensor, Tensor | None]
@@ -198,14 +196,6 @@ def _decoded(
         check_mask_covers_cache(module, attention_mask, old, tail.shape[2])
         attention_mask = gather_mask_columns(attention_mask, old, query.shape[1])
     scaling, softcap = logit_scaling(query, kwargs), kwargs.get("softcap")
-    reading = layer.plan.config.read
-    if fused and isinstance(old, CodedTokens) and reading is not None:
-        given = {**kwargs, "scaling": scaling}
-        output, received, weights = read_coded_attention(
-            module, query, tail, value, attention_mask, old, reading, layer.tally, want_weights, **given
-        )
-        layer.received = added_attention(layer.received, received)
-        return output, weights if want_weights else None
     if fused and isinstance(old, CodedTokens) and not want_weights:
         given = {**kwargs, "scaling": scaling}
         found = attention_in_place(module, query, tail, value, attention_mask, old, received=layer.received, **given)

@@ -40,7 +40,7 @@ from .eviction import TokenEviction
 from .eviction_names import eviction_from_dict, eviction_named, eviction_to_dict
 from .fingerprint import fingerprint
 from .quantization import Quantization
-from .reading.settings import CHANNELS, SAMPLING, TopTokens, reading_from_dict, reading_named
+from .reading.settings import CHANNELS, TopTokens, reading_from_dict, reading_named
 
 #: Settings that ask for channels to be dropped (as options of a method do), and those that only say how.
 _DROPS, _CHOOSES = ("ratio", "kept_channels", "method"), ("protect", "weight", "seed", "observation_window")
@@ -122,7 +122,7 @@ class PruningConfig:
         counted), "none", or a file that ``grace-opt basis`` wrote.
     trellis : bool, optional
         With ``bits``: code the numbers of a channel together, by a trellis, which leaves less error in the same bytes;
-        the default unless ``read`` is given. False codes them one by one, which takes less time while a prompt is read.
+        the default. False codes them one by one, which takes less time while a prompt is read.
     read : TopTokens or str, optional
         Read few of the old tokens in each step, with a bound on the attention of the others; "pages", "channels" and
         "sampling" stand for the ways with their defaults. Sets ``sink_tokens`` to 4 unless it is given. With channels,
@@ -181,7 +181,7 @@ class PruningConfig:
         if self.trellis is not None:
             check_fields(self, flag, "trellis")
         elif self.is_coded:
-            object.__setattr__(self, "trellis", self.read is None)
+            object.__setattr__(self, "trellis", True)
         if self.read is not None:
             _check_read(self)
         check_bits(self)
@@ -420,15 +420,10 @@ def _check_read(config: PruningConfig) -> None:
     read = config.read
     if not isinstance(read, TopTokens):
         raise OptionError(f'read={shown(read)}: write TopTokens(share=0.25), "pages", "channels" or "sampling"')
-    if config.is_coded and read.by == SAMPLING:
+    if config.is_coded:
         raise OptionError(
-            'read=TopTokens(by="sampling") hashes keys as they are stored, and with bits= they are codes; write '
-            'by="pages" or by="channels", or leave out one of the two settings'
-        )
-    if config.trellis and config.is_coded:
-        raise OptionError(
-            "read= finds tokens by the high bits of their codes, and with trellis=True every code depends on those "
-            "before it; write trellis=False, its default beside read="
+            "read= goes without bits=: to choose the few, codes of all tokens would have to be read, which saves no "
+            "time; leave out read=, or write quantize= or ratio= instead of bits="
         )
     if config.fused is False:
         raise OptionError("read= needs fused=True: other attention functions read every token; leave out fused=False")

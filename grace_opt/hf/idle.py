@@ -44,8 +44,6 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
             found.append(f"{config.read} has left no token unread: write {less}")
         if config.read.by == SAMPLING:
             found.append(_time_of_samples(old[0]))
-        if layers[0].plan.bits is not None:
-            found.append("with bits=, read= saves no time: the high bits of all tokens are read in each step")
     elif (
         config.quantize is None
         and config.evict is None
@@ -59,7 +57,7 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
 
 
 def _time_of_samples(old: object) -> str:
-    assert isinstance(old, Compressed), "bits= refuses samples"
+    assert isinstance(old, Compressed), "read= refuses all else"
     where = old.sink_keys
     if where.is_cpu and where.dtype == torch.float32:
         return "a sample takes about as much time as reading all: all codes are compared in each step"

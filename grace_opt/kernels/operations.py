@@ -12,7 +12,6 @@ from . import (
     enumeration,
     exchange,
     extremes,
-    few_coded,
     gather,
     greedy,
     heads,
@@ -33,7 +32,7 @@ from . import (
 OPERATIONS = tuple(
     door.OPERATION
     for door in (
-        *(interaction, gather, received, coding, heads, decode, coded, reading, few_coded),
+        *(interaction, gather, received, coding, heads, decode, coded, reading),
         *(greedy, completion, exchange, tabu, annealing, sparse, columns),
         *(enumeration, search, relaxation, shift),
         *(extremes, objective, indices, steps),

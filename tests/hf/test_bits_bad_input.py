@@ -211,8 +211,10 @@ class TestBasis:
         assert PruningConfig(read="pages").trellis is None
         with pytest.raises(OptionError, match="trellis='yes': give True or False"):
             PruningConfig(bits=2, trellis="yes")
-        with pytest.raises(OptionError, match="read= finds tokens by the high bits of their codes"):
-            PruningConfig(bits=2, trellis=True, read="pages")
+        for budget in ({"bits": 2}, {"key_bits": 2, "value_bits": 3}, {"total_bytes": 10**6}):
+            for read in ("pages", "channels", "sampling"):
+                with pytest.raises(OptionError, match=r"read= goes without bits=: .*; leave out read=, or write quant"):
+                    PruningConfig(**budget, read=read)
         with pytest.raises(OptionError, match=r"basis='none' is for bits=: write bits=2.25 as well, or leave"):
             PruningConfig(basis="none", ratio=0.3)
         assert PruningConfig(basis="none") == PruningConfig(bits=2.25, basis="none")

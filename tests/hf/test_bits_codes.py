@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -173,27 +172,6 @@ def test_codes_are_the_nearest_levels_and_decode_as_the_loops_do(drawn):
     assert found.isfinite().all()
     np.testing.assert_allclose(found, numbers_of(codes), rtol=1e-5, atol=1e-6 * float(coordinates.abs().max()))
     check_nearest(codes, coordinates, counts)
-
-
-@pytest.mark.slow
-@given(tokens())
-@settings(max_examples=100, deadline=None)
-def test_high_bits_leave_ranges_that_hold_the_number(drawn):
-    """The ends are what the codes with zeros, and with ones, for their low bits stand for."""
-    codes = coded(*drawn)
-    found, (lower, upper) = codes.decode(), codes.ranges()
-    assert (lower <= found).all()
-    assert (found <= upper).all()
-    widths = codes.widths()
-    for planes, end in ((0, lower), (255, upper)):  # of low bits, all alike
-        changed = []
-        for plane, wide in zip(codes.planes, widths, strict=True):
-            low = torch.cat(
-                [torch.arange(bits) < bits // 2 for bits in wide.flatten().tolist()] or [torch.zeros(0) > 0]
-            )
-            changed.append(torch.where(low[:, None], torch.tensor(planes, dtype=torch.uint8), plane))
-        expected = numbers_of(replace(codes, planes=tuple(changed)))
-        np.testing.assert_allclose(end, expected, rtol=1e-5, atol=1e-6 * float(drawn[0].abs().max()))
 
 
 @given(tokens())

@@ -97,19 +97,7 @@ class Codes:
         return (places[0] | places[1] << 1 | places[2] << 2).view(classes, heads, width)
 
     def decode(self) -> Tensor:
-        """Return the coordinates, ``(H, Σ counts, d)`` float32, in the order of the classes."""
-        return self._numbers(lambda codes, low: (codes,))[0]
-
-    def ranges(self) -> tuple[Tensor, Tensor]:
-        """Return the least and the largest coordinates that the high bits of the codes leave, as `decode` orders them.
-
-        Half of a channel's bits are low ones, rounded down. Levels ascend, and so do their products with a scale.
-        """
-        ends = self._numbers(lambda codes, low: (codes >> low << low, codes | (1 << low) - 1))
-        return torch.minimum(*ends), torch.maximum(*ends)
-
-    def _numbers(self, change: Callable[[Tensor, Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
-        """Return what changed codes stand for; they are changed knowing how many bits are low.
+        """Return the coordinates, ``(H, Σ counts, d)`` float32, in the order of the classes.
 
         Steps without a compiled loop come here for every row and segment, so what all classes share is done once.
         """
@@ -122,17 +110,14 @@ class Codes:
         longer = (wide > 0) & (wide < EVEN_WIDTH)
         if self.trellis:
             wide = wide + longer
-        low, table, first = wide // 2, book.view(-1), wide * book.shape[1]
+        table, first = book.view(-1), wide * book.shape[1]
         found = []
         for number, codes in enumerate(unpack_classes(self.planes, widths.view(len(self.counts), -1), self.counts)):
-            parts = []
             if self.trellis:
                 codes = torch.where(longer[number], as_read(codes), codes)
-            for each in change(codes, low[number]):
-                numbers = table.index_select(0, (each + first[number]).view(-1))
-                parts.append(numbers.view(heads, width, -1) * scales[number] + means)
-            found.append(parts)
-        return [each[0].mT if len(each) == 1 else torch.cat(each, dim=-1).mT for each in zip(*found, strict=True)]
+            numbers = table.index_select(0, (codes + first[number]).view(-1))
+            found.append(numbers.view(heads, width, -1) * scales[number] + means)
+        return (found[0] if len(found) == 1 else torch.cat(found, dim=-1)).mT
 
     def _scales(self, widths: Tensor) -> Tensor:
         """Return the scales of all channels, ``(C, H, d)`` float32; 0 for those without bits."""

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ...kernels.coded.table import CodedSequence, Table, table_of, units_of
-from ...kernels.few_coded import Lying
 from ..plan import LayerPlan
 from .basis import Basis
 from .bitplanes import append_bits, unpack_bits
@@ -172,7 +171,7 @@ class CodedRow:
             heads = len(self.sink_keys)
             units = [units_of(each.keys, each.values, heads) for each in self.segments]
             units += [] if self.waiting is None else [units_of(*self.waiting, heads, newest=True)]
-            known.update(where=where, found=table_of(units, heads), lying=None, sequence=None)
+            known.update(where=where, found=table_of(units, heads), sequence=None)
         found: Table = known["found"]
         return found
 
@@ -187,25 +186,12 @@ class CodedRow:
         found: CodedSequence = known[3]
         return found
 
-    def lying(self) -> Lying:
-        """Return where each token is, for `grace_opt.kernels.few_coded`: made once, as `table` is."""
-        table = self.table()
-        if self._table["lying"] is None:
-            classes, counts = [each.classes for each in self.segments], [each.keys.counts for each in self.segments]
-            self._table["lying"] = Lying.of(table, len(self.sink_keys), classes, counts)
-        found: Lying = self._table["lying"]
-        return found
-
     def table_tensors(self) -> dict[str, Tensor]:
         """Return what `table` has made, by name; nothing before the first step that reads codes where they lie."""
         if not self._table:
             return {}
         found: Table = self._table["found"]
         named = {"table.units": torch.from_numpy(found.units), "table.items": torch.from_numpy(found.items)}
-        lying: Lying | None = self._table["lying"]
-        if lying is not None:
-            parts = {"runs": lying.table.items, "firsts": lying.firsts, "segments": lying.segments}
-            named |= {f"table.{name}": torch.from_numpy(part) for name, part in parts.items()}
         of_gpu = (each.tensors() for each in found.on_device)
         return named | {f"table.gpu.{name}": tensor for each in of_gpu for name, tensor in each.items()}
 

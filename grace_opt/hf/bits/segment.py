@@ -53,11 +53,6 @@ class Segment:
         keys, values = self._in_sequence(self.keys.decode(), self.values.decode())
         return keys, values
 
-    def key_ranges(self) -> tuple[Tensor, Tensor]:
-        """Return between what the high bits put the coordinates of keys, ``(H, T, d)`` each, as `coordinates` does."""
-        lower, upper = self._in_sequence(*self.keys.ranges())
-        return lower, upper
-
     def _in_sequence(self, *coded: Tensor) -> list[Tensor]:
         places = self.order().argsort(-1)[..., None]
         return [each.gather(1, places.expand(-1, -1, each.shape[-1])) for each in coded]

@@ -20,7 +20,6 @@ from .stored import Stored as Stored
 from .tensors import unsupported_reason
 from .units import FirstChannels as FirstChannels
 from .units import PageRanges as PageRanges
-from .units import TokenRanges as TokenRanges
 from .units import Units as Units
 
 #: Fewer tokens take torch so little time that compiling would not pay off.

@@ -59,7 +59,6 @@ def attention(
     attention_mask: Tensor | None = None,
     scaling: float | None = None,
     softcap: float | None = None,
-    basis: Tensor | None = None,
 ) -> Few:
     """Compute attention over sinks, the units that are read and a dense tail.
 
@@ -82,15 +81,13 @@ def attention(
         ``(B or 1, H_q or 1, 1, stored tokens)``, bool (True attends) or additive; None hides nothing.
     scaling, softcap : float, optional
         As in `grace_opt.kernels.decode.host.decode_attention`.
-    basis : Tensor, optional
-        ``(B, H, d', d)``: old keys are coordinates, and times these they are keys. `kept_indices` are not read then.
     """
     keys, kept_indices, sink_keys, tail_keys, old_values, tail_values = stored
     batch, query_heads, _, width = query.shape
     heads, old = keys.shape[1:3]
     group, sinks, wide = query_heads // heads, sink_keys.shape[2], torch.float64
     grouped = query.reshape(batch, heads, group, width).to(wide) * (width**-0.5 if scaling is None else scaling)
-    narrow = gather_channels(grouped, kept_indices) if basis is None else grouped @ basis.to(wide).mT
+    narrow = gather_channels(grouped, kept_indices)
     hidden = _additive(attention_mask, batch, heads, group)
     inner = None if hidden is None else hidden[..., sinks : sinks + old]
     total = sinks + old + tail_keys.shape[2]

@@ -28,7 +28,7 @@ from .forms import (
 )
 from .hashes import HashTables
 from .stored import Stored
-from .units import TokenRanges, Units
+from .units import Units
 
 #: Most query heads of a KV head.
 MAX_GROUP = 64
@@ -61,8 +61,6 @@ def unsupported_reason(
         return "gradients are asked for, and the kernel has none"
     if torch.compiler.is_compiling():
         return "torch.compile is tracing, and cannot look into the kernel"
-    if isinstance(units, TokenRanges):
-        return "tokens are coded"
     if softcap is not None or query.shape[2] != 1:
         return "logits are capped, or there are several new tokens"
     if query.shape[1] // stored.keys.shape[1] > MAX_GROUP:
@@ -135,7 +133,6 @@ def kept_of(
     place_units : callable
         Writes where the tensors of `units` are, but for `counts` and `reach`; returns those to keep alive.
     """
-    assert not isinstance(units, TokenRanges)
     given = stored.keys, stored.kept_indices, stored.sink_keys, stored.old_values, units.counts, units.reach
     where = tuple((t.data_ptr(), t.shape, t.stride()) for t in given)
     found: Kept | None = units.places.get("found")

@@ -6,8 +6,9 @@ are sums over their bits: one masked addition per plane. The others (3 to 7 bits
 permutation of registers, elsewhere number by number. Newer processors (Intel's since Ice Lake, AMD's since Zen 4) turn
 the planes of sixty-four tokens into codes at once, which takes fewer instructions from 3 bits on.
 
-When: high bits alone (:mod:`grace_opt.kernels.few_coded.cpu`), and processors without the instructions that
-:mod:`grace_opt.kernels.coded.cpu.octets` takes. Source: BitWeaving (Li & Patel, SIGMOD 2013) for bits in planes; Intel,
+When: processors lack the instructions that :mod:`grace_opt.kernels.coded.cpu.octets` takes.
+
+Source: BitWeaving (Li & Patel, SIGMOD 2013) for bits in planes; Intel,
 "Galois Field New Instructions" (2021), for transposing bits by a product with a matrix.
 """
 
