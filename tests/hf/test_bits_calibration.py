@@ -23,6 +23,7 @@ from grace_opt.hf.bits.basis_file import FORMAT
 from grace_opt.hf.bits.calibrate import places
 from grace_opt.hf.bits.classes import SINKS, WEIGHT_FLOOR, WINDOW, class_sizes
 from grace_opt.hf.bits.codebooks import WIDTHS, distortions
+from grace_opt.hf.bits.moments import ENERGY_STRIDE
 from grace_opt.hf.bits.projection import value_metric
 from grace_opt.hf.bits.rates import hull, rates, rates_of_mean, steps
 from grace_opt.hf.capture import record
@@ -86,7 +87,7 @@ def test_values_are_measured_by_the_output_projection(made):
         probabilities = seen.query @ seen.key.repeat_interleave(2, 1).mT * seen.scaling
         hidden = ~torch.ones(PROMPT, PROMPT, dtype=torch.bool).tril()
         outputs = probabilities.masked_fill(hidden, -torch.inf).softmax(-1) @ seen.value.repeat_interleave(2, 1)
-        flat = outputs[0].transpose(0, 1).flatten(1).double().numpy()[SINKS:]
+        flat = outputs[0].transpose(0, 1).flatten(1).double().numpy()[SINKS::ENERGY_STRIDE]
         energy = np.square(flat @ weight.T).sum(1).mean()
         for head in range(2):
             blocks = [weight[:, 16 * each : 16 * each + 16] for each in (2 * head, 2 * head + 1)]

@@ -388,5 +388,5 @@ def test_a_block_of_the_tail_that_fills_no_group():
 
 
 def test_a_misspelt_setting_is_recognised(tiny):
-    with pytest.raises(OptionError, match=r"no option .sink_token.*For sink_token, write sink_tokens="):
+    with pytest.raises(OptionError, match=r"a cache has no setting sink_token. For sink_token, write sink_tokens="):
         PrunedKeyCache(tiny(), sink_token=3)

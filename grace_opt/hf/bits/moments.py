@@ -21,6 +21,9 @@ from .importance import attention_moments, observed_queries
 from .projection import output_energy, value_metric
 from .rates import steps
 
+#: Of this many neighbouring tokens, one shows how large the layer's output is.
+ENERGY_STRIDE = 4
+
 
 @dataclass
 class ClassSums:
@@ -58,16 +61,13 @@ class LayerMoments:
         """Add one text: a call of the layer's attention, of a batch of one and without padding."""
         queries, keys, values = call.query[0], call.key[0], call.value[0]
         heads, length = keys.shape[:2]
-        self._check("queries", queries)
-        self._check("keys", keys)
-        self._check("values", values)
         asked = (_precise(queries) * call.scaling).reshape(heads, -1, queries.shape[-1])
-        self.queries = self.queries + _on_cpu(asked.mT @ asked)
+        self.queries = self.queries + self._checked("queries", asked.mT @ asked)
         self.queried += asked.shape[1]
         if self.metric is None:
             self.metric = value_metric(call.module, heads, call.output)
-        self.energy += output_energy(call.module, call.output[:, SINKS:])  # sinks may be of another size
-        self.texts += 1
+        # Sinks may be of another size; of the others, some show the mean.
+        self.energy += output_energy(call.module, call.output[:, SINKS::ENERGY_STRIDE])
         inner = slice(SINKS, length - WINDOW)
         counts = observed_queries(length)
         places = torch.nonzero(counts)[:, 0]
@@ -81,15 +81,15 @@ class LayerMoments:
         for name, stored, weight in (("keys", keys, weights[0]), ("values", values, weights[1])):
             centred = _precise(stored[:, inner])
             centred = centred - centred.mean(1, keepdim=True)
-            total = _on_cpu(centred.mT @ centred)
-            if not total.isfinite().all():
-                raise self._not_finite(f"squares of {name}")
-            setattr(self, name, getattr(self, name) + total)
-            ordered = centred.gather(1, order[..., None].expand_as(centred))
+            setattr(self, name, getattr(self, name) + self._checked(name, centred.mT @ centred))
+            # What classes lose is a sum of squares, and no matrix that must stay definite.
+            ordered = centred.float().gather(1, order[..., None].expand_as(centred))
             split = zip(
                 torch.split(ordered, list(sizes), 1), torch.split(weight[..., None], list(sizes), 1), strict=True
             )
-            parts.append(torch.stack([_on_cpu((part * share).mT @ part) for part, share in split]))
+            squares = torch.stack([(part * share).mT @ part for part, share in split])
+            parts.append(self._checked(name, squares))
+        self.texts += 1
         self.tokens += order.shape[1]
         now = ClassSums(1, torch.tensor(sizes, dtype=torch.float64, device="cpu"), *parts)
         old = self.classes.get(len(sizes))
@@ -97,8 +97,8 @@ class LayerMoments:
 
     def add_information(self, keys: Tensor, values: Tensor) -> None:
         """Add one text's Fisher information (`sensitivity.information`)."""
-        self._check("gradients of keys", keys)
-        self._check("gradients of values", values)
+        self._checked("gradients of keys", keys)
+        self._checked("gradients of values", values)
         old = self.information
         self.information = (keys, values) if old is None else (old[0] + keys, old[1] + values)
 
@@ -148,9 +148,11 @@ class LayerMoments:
             for each, sums in zip(losses, self.classes.values(), strict=True)
         ]
 
-    def _check(self, name: str, tensor: Tensor) -> None:
-        if not tensor.isfinite().all():
+    def _checked(self, name: str, squares: Tensor) -> Tensor:
+        """Return sums of squares on the CPU; they are finite if what was squared is, and not too large."""
+        if not squares.isfinite().all():
             raise self._not_finite(name)
+        return _on_cpu(squares)
 
     def _not_finite(self, name: str) -> CalibrationError:
         return CalibrationError(
