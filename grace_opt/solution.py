@@ -10,7 +10,7 @@ import enum
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,6 +168,41 @@ class Solution:
         (2.0, 2.0, 0.0)
         """
         return self.upper_bound if self.maximize else self.lower_bound
+
+    @property
+    def x(self) -> Any:
+        """The 0/1 vector of the choice, (..., n) float64, by scipy's name: `fun` is ``x @ W @ x``.
+
+        Examples
+        --------
+        >>> import grace_opt
+        >>> sol = grace_opt.solve([[2.0, 0.0], [0.0, 1.0]], 1, "exhaustive")
+        >>> sol.x.tolist(), float(sol.fun), sol.success
+        ([0.0, 1.0], 1.0, True)
+        >>> sol.message
+        'proved optimal: the objective equals its certified bound, up to rounding'
+        """
+        return self.mask.double() if isinstance(self.mask, Tensor) else np.asarray(self.mask, dtype=np.float64)
+
+    @property
+    def fun(self) -> Any:
+        """`objective`, by scipy's name."""
+        return self.objective
+
+    @property
+    def success(self) -> Any:
+        """Whether the method came to its end, (...) bool, by scipy's name: neither a limit nor Ctrl-C stopped it."""
+        return self._by_status(lambda status: status in (Status.OPTIMAL, Status.FEASIBLE), np.bool_)
+
+    @property
+    def message(self) -> Any:
+        """`status` in words, (...) str, by scipy's name."""
+        return self._by_status(lambda status: status.value, object)
+
+    def _by_status(self, value: Callable[[Status], Any], kind: type) -> Any:
+        if isinstance(self.status, Status):
+            return value(self.status)
+        return np.vectorize(value, otypes=[kind])(self.status)
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as numbers, strings and lists; None for what is infinite or not known. `mask` is left out.

@@ -179,3 +179,27 @@ def test_objective_is_the_oracles(drawn):
     assert float(sol.objective) == pytest.approx(
         oracle.objective(W, sol.indices), abs=1e-12 * max(np.abs(W).sum(), 1e-300)
     )
+
+
+@given(instances(), st.sampled_from(["mies", "exhaustive"]), st.booleans())
+def test_names_of_scipy_mean_what_they_mean_there(drawn, method, maximize):
+    W, k, protected = drawn
+    sol = solve(W, k, method, protected=protected, maximize=maximize)
+    assert sol.x.dtype == np.float64
+    assert sol.x.nonzero()[0].tolist() == sol.indices.tolist()
+    assert sol.fun is sol.objective
+    assert float(sol.fun) == pytest.approx(oracle.objective(W, sol.x.nonzero()[0]), abs=1e-12 * np.abs(W).sum())
+    assert sol.success is True
+    assert sol.message == sol.status.value
+
+
+def test_success_of_a_batch_is_that_of_each_instance():
+    sol = solve([np.eye(3), np.eye(3)[::-1].copy()], [1, 2], "exhaustive")
+    stopped = dataclasses.replace(sol, status=np.array([grace_opt.Status.OPTIMAL, grace_opt.Status.LIMIT]))
+    assert sol.success.tolist() == [True, True]
+    assert stopped.success.tolist() == [True, False]
+    assert stopped.message.tolist() == [grace_opt.Status.OPTIMAL.value, grace_opt.Status.LIMIT.value]
+    assert sol.x.shape == (2, 3)
+    one = solve(torch.eye(3), 1)
+    assert one.x.dtype == torch.float64
+    assert torch.equal(one.x.bool(), one.mask)
