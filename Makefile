@@ -175,7 +175,7 @@ unit: compiled ## Tests and doctests (PYTEST_FLAGS="-k mies")
 
 test-deep: $(STAMP) ## 100 000 small instances against the enumerated optimum, half an hour; page in docs/results
 	GRACE_ALLOW_DIRTY=$(ALLOW_DIRTY) GRACE_TEST_INSTANCES=100000 $(BIN)/python -m pytest \
-		tests/test_against_exhaustive.py tests/test_allocation.py tests/test_allocation_interaction.py $(PYTEST_FLAGS)
+		tests/test_against_exhaustive.py tests/test_allocation.py $(PYTEST_FLAGS)
 
 test-matrix: $(STAMP) ## Every model family in every way of generating, some ten minutes; page in docs/results
 	GRACE_ALLOW_DIRTY=$(ALLOW_DIRTY) GRACE_TEST_MATRIX=1 $(BIN)/python -m pytest tests/hf/test_matrix.py $(PYTEST_FLAGS)

@@ -32,7 +32,6 @@ COMMANDS = {
     "sparse": "python -m bench.sparse",
     "allocation": "python -m bench.allocation",
     "factored": "python -m bench.factored",
-    "quadratic_zero": "python -m bench.quadratic_zero",
     "bits": "python -m bench.bits",
     "trellis": "python -m bench.trellis",
     "growth": "python -m bench.growth",

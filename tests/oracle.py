@@ -152,23 +152,6 @@ def allocation(losses, costs, budgets):
     return min(states.values(), default=None)
 
 
-def allocation_with_interaction(W, losses, costs, budget):
-    """As `allocation`, with one budget, if the groups P at level 0 lose the sum of W over P; every P is tried.
-
-    `losses` and `costs` have {level: value} per group.
-    """
-    n, best = len(W), None
-    for size in range(n + 1):
-        for P in itertools.combinations([i for i in range(n) if 0 in losses[i]], size):
-            rows = [[0] if i in P else [f for level, f in losses[i].items() if level] for i in range(n)]
-            spent = [[costs[i][0]] if i in P else [c for level, c in costs[i].items() if level] for i in range(n)]
-            rest = allocation(rows, spent, [(set(range(n)), budget)])
-            if rest is not None:
-                f = rest + sum(Fraction(W[i][j]) for i in P for j in P)
-                best = f if best is None else min(best, f)
-    return best
-
-
 def largest_step(losses, costs):
     """The most that one step of the lower convex hull of (cost, loss) saves."""
     points = sorted({(Fraction(c), Fraction(f)) for c, f in zip(costs, losses, strict=True)})

@@ -263,6 +263,10 @@ UNKNOWN = {
         lambda: allocate(EYE, [0] * 4, budgets=1),
         "allocate has no argument 'budgets'.*Did you mean 'budget'",
     ),
+    "allocate, once": (
+        lambda: allocate(EYE, [0] * 4, 1, interaction=EYE),
+        "allocate has no argument 'interaction'.*W's diagonal as the losses of level 0",
+    ),
     "no method": (lambda: grace_opt.compare(EYE, 3, []), r"methods=\[\] names no method.*leave methods= out"),
 }
 

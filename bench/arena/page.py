@@ -84,7 +84,8 @@ def _in_vain(value: dict[str, Any]) -> list[str]:
         "- Shares of layers and heads by local errors, the prompt's own basis, two classes, a higher floor of token "
         "weights, attention of later queries only: all worse in [the ablation of `bits=`](bits.md). Attention of the "
         "last 32 queries only: less KL on one half of the passages, more on the other.",
-        "- Channels with 0 bits that interact, as in the paper's problem: [nothing to gain](quadratic_zero.md).",
+        "- Channels with 0 bits that interact, as in the paper's problem: "
+        "[nothing to gain](../adr/0010-dividing-a-budget.md#what-was-taken-out).",
     ]
     rows = [
         (bits, *(mean(value, "passages", name, "kl") for name in found))

@@ -122,13 +122,13 @@ def tolerance(problem: AllocationProblem, levels: Tensor, objective: Tensor) -> 
     if problem.integer:
         wide = objective.abs() >= MAX_INTEGER_WITH_HALVES
         return torch.full_like(objective, 1.0 - STEP_MARGIN).masked_fill_(wide, 0.0)
-    size = problem.terms(levels).abs().sum(-1)
+    size = problem.at(problem.losses, levels).abs().sum(-1)
     return torch.maximum(OPTIMALITY_RTOL * objective.abs(), ROUNDING * levels.shape[-1] * EPS * size)
 
 
 def relative_gap(problem: AllocationProblem, levels: Tensor, objective: Tensor, bound: Tensor) -> Tensor:
     """``(objective - bound) / max(|objective|, 1e-9 Σ|loss|)`` over the chosen levels; 0 if the bound is not below."""
-    size = torch.maximum(objective.abs(), GAP_FLOOR * problem.terms(levels).abs().sum(-1))
+    size = torch.maximum(objective.abs(), GAP_FLOOR * problem.at(problem.losses, levels).abs().sum(-1))
     difference = objective - bound
     gap = torch.where(difference <= 0, 0.0, difference / size)
     return gap.nan_to_num(nan=math.inf, posinf=math.inf)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any, Never
 
 import numpy as np
@@ -13,16 +12,17 @@ from .._util.names import refuse_unknown
 from .._util.parameters import choice, flag, number
 from ..errors import OptionError
 from ..solution import Status
-from . import exact, lagrangian, quadratic, quadratic_exact
+from . import exact, lagrangian
 from .allocation import Allocation, relative_gap, tolerance
 from .dual import dual_bound, multipliers
 from .frontier import frontier
 from .inputs import checked_problem
 from .problem import AllocationProblem, times_power_of_two, unscale
-from .quadratic_bound import quadratic_bound
 from .sums import exact_sum
 
 METHODS = ("lagrangian", "exact")
+#: What to write in the place of an argument that is gone.
+REMOVED = {"interaction": "Leave it out, and give W's diagonal as the losses of level 0."}
 
 
 @np.errstate(under="ignore")  # whatever the caller has set
@@ -34,7 +34,6 @@ def allocate(
     parts: Any = None,
     least: Any = None,
     most: Any = None,
-    interaction: Any = None,
     path: bool = False,
     method: str = "lagrangian",
     time_limit: float | None = None,
@@ -59,10 +58,6 @@ def allocate(
         overall `budget` contains them all.
     least, most : int, or int array (n,) or (..., n), optional
         Lowest and highest admissible level of each group, as indices into the last dimension.
-    interaction : array_like (..., n, n), optional
-        W, symmetric, of any sign: groups at level 0, such as channels with no bits, lose
-        :math:`1_P^\top W 1_P` together, P being their set, instead of the sum of their own losses. ``losses[..., 0]``
-        is then W's diagonal, or nan. With a single budget, and without `path`.
     path : bool
         Also return the frontier over all budgets, `Allocation.path`. With a single budget only.
     method : {"lagrangian", "exact"}
@@ -95,10 +90,6 @@ def allocate(
     A budget counts as kept if the sum of the costs, rounded to float64, is at most the limit: ten times 0.1 keeps a
     budget of 1.
 
-    With `interaction`, prices, greedy and exchanges choose the set at level 0; the answer is never worse than that
-    without `interaction`. The bound is that of a convex relaxation: its gap is not bounded by a step. "exact"
-    enumerates the sets, for up to 16 groups.
-
     "exact" takes time and memory that depend on the gap and on the number of different sums of costs; it stops at the
     time limit, or when a step would need more than `grace_opt.allocation.exact.MAX_STATES` states (Status.LIMIT, too).
 
@@ -116,12 +107,6 @@ def allocate(
     >>> best.levels.tolist(), float(best.objective), best.status.name
     ([2, 1, 0], 1.6, 'OPTIMAL')
 
-    Two groups that cancel if both are dropped:
-
-    >>> W = [[9.0, -5.0, 0.0], [-5.0, 4.0, 0.0], [0.0, 0.0, 1.0]]
-    >>> allocate(losses, [0, 2, 4], 2, interaction=W).levels.tolist(), allocate(losses, [0, 2, 4], 2).levels.tolist()
-    ([0, 0, 1], [1, 0, 0])
-
     At most 2 bits for the first two together, and an infeasible budget:
 
     >>> allocate(losses, [0, 2, 4], 6, parts=[([0, 0, 1], [2, 6])]).levels.tolist()
@@ -131,44 +116,20 @@ def allocate(
     grace_opt.errors.InfeasibleBudgetError: budget=5.0 cannot be kept: the cheapest admissible levels cost 6.0. Give
     at least that, or lower least=.
     """
-    refuse_unknown(allocate, unknown)
+    refuse_unknown(allocate, unknown, REMOVED)
     began = time.monotonic()
     choice("method", method, METHODS)
     seconds = number("time_limit", time_limit, at_least=0, infinite=True, optional=True)
     deadline = float("inf") if seconds is None else began + seconds
     if flag("path", path) and (parts is not None or budget is None):
         raise OptionError("path=True is for a single budget: give budget=, and leave parts= out.")
-    if interaction is not None:
-        for name, value in (("parts", parts), ("path", path or None)):
-            if value is not None:
-                raise OptionError(f"{name}= and interaction= cannot be combined: leave one of them out.")
-        if budget is None:
-            raise OptionError("interaction= is for a single budget: give budget=.")
-    problem = checked_problem(losses, costs, budget, parts, least, most, interaction)
-    if problem.interaction is not None:
-        return _with_interaction(problem, method, deadline, began)
+    problem = checked_problem(losses, costs, budget, parts, least, most)
     found = lagrangian.solve(problem.scaled, deadline)
     bounds = dual_bound(problem.scaled, found.levels, found.prices)
     if method == "exact":
         *_, proved = _certified(problem, found.levels, bounds)
         found, bounds = exact.improve(problem.scaled, found, bounds, ~proved, deadline)
     return _answer(problem, found, bounds, method, path, began)
-
-
-def _with_interaction(problem: AllocationProblem, method: str, deadline: float, began: float) -> Allocation:
-    """Allocate where the groups at level 0 interact."""
-    if method == "exact":
-        quadratic_exact.check_size(problem)
-    found, bounds = quadratic.solve(problem.scaled, deadline)
-    value = problem.scaled.objective(found.levels)
-    if time.monotonic() < deadline:
-        bounds = torch.maximum(bounds, quadratic_bound(problem.scaled, value, found.prices[0][:, 0]))
-    else:
-        found = replace(found, limit=torch.ones_like(found.limit))
-    if method == "exact":
-        *_, proved = _certified(problem, found.levels, bounds)
-        found, bounds = quadratic_exact.improve(problem.scaled, found, bounds, ~proved, deadline)
-    return _answer(problem, found, bounds, method, False, began)
 
 
 def _answer(

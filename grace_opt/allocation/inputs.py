@@ -12,29 +12,19 @@ from .._util.array_like import as_tensor
 from .._util.arrays import backend_of, to_float_tensor
 from .._util.parameters import shown
 from ..errors import InfeasibleBudgetError, OptionError, ProblemError
-from ..problem import Factored, Problem
 from .budgets import Budgets, nested
 from .problem import AllocationProblem, common_unit
 
 #: Sums of losses and of costs must stay below this.
 LARGEST_SUM = 2.0**1020
-#: Relative difference from W's diagonal that losses of level 0 may have: rounding of float32.
-DIAGONAL_RTOL = 1e-5
 
 
-def checked_problem(
-    losses: Any, costs: Any, budget: Any, parts: Any, least: Any, most: Any, interaction: Any = None
-) -> AllocationProblem:
+def checked_problem(losses: Any, costs: Any, budget: Any, parts: Any, least: Any, most: Any) -> AllocationProblem:
     """Return a validated problem; families are nested, and every budget can be kept."""
     pairs = _pairs(parts)
-    backend = backend_of(losses, costs, budget, least, most, interaction, *(each for pair in pairs for each in pair))
+    backend = backend_of(losses, costs, budget, least, most, *(each for pair in pairs for each in pair))
     given = as_tensor(losses, "losses")
-    integer = not given.dtype.is_floating_point
-    if interaction is None:
-        f, W = _finite(losses, "losses"), None
-    else:
-        f, W, whole = _with_interaction(to_float_tensor(losses, "losses").to(torch.float64), interaction)
-        integer = integer and whole
+    integer, f = not given.dtype.is_floating_point, _finite(losses, "losses")
     if f.ndim < 2:
         raise ProblemError(f"losses has shape {tuple(f.shape)}: give one row per group, (n, L) or a batch (..., n, L).")
     if f.numel() == 0:
@@ -51,8 +41,7 @@ def checked_problem(
             f"costs holds {float(c[at])} for group {at[1]}, level {at[2]}: costs cannot be negative. Add a constant to "
             "all costs of the group, and to the budget."
         )
-    weights = f if W is None else torch.cat([f.flatten(1), W.flatten(1)], -1).unsqueeze(-1)
-    for values, name in ((weights, "losses"), (c, "costs")):
+    for values, name in ((f, "losses"), (c, "costs")):
         if not bool((values.abs().amax(-1).sum(-1) < LARGEST_SUM).all()):
             raise ProblemError(
                 f"{name} sum to {LARGEST_SUM:.3g} or more, too near the end of float64: divide all of them by a "
@@ -75,37 +64,9 @@ def checked_problem(
         families.append(Budgets.of("budget", all_of_them, _limits(budget, "budget", (*batch, 1), f.device)))
     if not families:
         raise OptionError("allocate needs a budget: give budget=, parts=, or both.")
-    problem = AllocationProblem(f, c, admissible, nested(families), common_unit(c), integer, tuple(batch), backend, W)
+    problem = AllocationProblem(f, c, admissible, nested(families), common_unit(c), integer, tuple(batch), backend)
     _check_feasible(problem)
     return problem
-
-
-def _with_interaction(f: Tensor, interaction: Any) -> tuple[Tensor, Tensor, bool]:
-    """Losses with those of level 0 from W; W (B, n, n) in float64; and whether W was given as integers."""
-    if isinstance(interaction, Factored):
-        raise ProblemError(
-            "interaction= takes W itself, and this is a Factored: form it, interaction=W.dense('allocate')."
-        )
-    try:
-        given = Problem.of(interaction, 0)
-    except ProblemError as error:
-        raise ProblemError(f"interaction: {error}") from None
-    W = given.W.to(torch.float64)
-    if f.ndim < 2 or W.shape != (*f.shape[:-1], f.shape[-2]):
-        wanted = (*f.shape[:-1], f.shape[-2]) if f.ndim > 1 else "(..., n, n)"
-        raise ProblemError(
-            f"interaction has shape {tuple(W.shape)}, and losses {tuple(f.shape)}: give one W per instance, {wanted}."
-        )
-    diagonal, first = W.diagonal(dim1=-2, dim2=-1), f[..., 0]
-    wrong = (first - diagonal).abs() > DIAGONAL_RTOL * diagonal.abs()  # False for nan
-    if bool((wrong | first.isinf()).any()):
-        at = (wrong | first.isinf()).nonzero()[0].tolist()
-        raise ProblemError(
-            f"losses{[*at, 0]} is {float(first[tuple(at)])!r}, and interaction{[*at, at[-1]]} is "
-            f"{float(diagonal[tuple(at)])!r}: with interaction=, level 0 loses W's diagonal. Give that, or nan."
-        )
-    f = torch.cat([diagonal.unsqueeze(-1), f[..., 1:]], -1)
-    return _finite(f, "losses"), W.reshape(-1, *W.shape[-2:]), given.integer
 
 
 def _pairs(parts: Any) -> list[tuple[Any, Any]]:

@@ -46,8 +46,6 @@ class AllocationProblem:
         The leading dimensions of the input.
     backend : Backend
         The user's kind of array.
-    interaction : Tensor (B, n, n), float64, or None
-        W of the groups at level 0; their own losses there are its diagonal.
     """
 
     losses: Tensor
@@ -58,7 +56,6 @@ class AllocationProblem:
     integer: bool
     batch_shape: tuple[int, ...]
     backend: Backend
-    interaction: Tensor | None = None
 
     @cached_property
     def parents(self) -> tuple[Tensor, ...]:
@@ -85,17 +82,7 @@ class AllocationProblem:
 
     def objective(self, levels: Tensor) -> Tensor:
         """Sum of the losses, (B,), exact up to the last digit."""
-        return exact_sum(self.terms(levels))
-
-    def terms(self, levels: Tensor) -> Tensor:
-        """What the objective is the sum of, (B, n), or (B, n + n²) with an interaction."""
-        own = self.at(self.losses, levels)
-        if self.interaction is None:
-            return own
-        zero = levels == 0
-        pairs = zero.unsqueeze(-1) & zero.unsqueeze(-2)
-        pairs = pairs & ~torch.eye(levels.shape[-1], dtype=torch.bool, device=levels.device)
-        return torch.cat([own, self.interaction.masked_fill(~pairs, 0.0).flatten(1)], -1)
+        return exact_sum(self.at(self.losses, levels))
 
     def keeps_budgets(self, levels: Tensor) -> Tensor:
         """Whether every part of every partition keeps its limit, (B,)."""
@@ -105,10 +92,7 @@ class AllocationProblem:
     @cached_property
     def shifts(self) -> tuple[Tensor, Tensor]:
         """Binary exponents (B,) by which losses and costs are lowered in `scaled`."""
-        weights = self.losses.flatten(1)
-        if self.interaction is not None:
-            weights = torch.cat([weights, self.interaction.flatten(1)], -1)
-        return _middle_exponent(weights), _middle_exponent(self.costs)
+        return _middle_exponent(self.losses), _middle_exponent(self.costs)
 
     @cached_property
     def scaled(self) -> AllocationProblem:
@@ -121,22 +105,15 @@ class AllocationProblem:
         )
         losses, costs = times_power_of_two(self.losses, down), times_power_of_two(self.costs, lower)
         unit = times_power_of_two(self.unit, lower[:, 0, 0])
-        W = None if self.interaction is None else times_power_of_two(self.interaction, down)
-        return replace(self, losses=losses, costs=costs, families=families, unit=unit, interaction=W)
+        return replace(self, losses=losses, costs=costs, families=families, unit=unit)
 
     def instance(self, b: int) -> AllocationProblem:
         """Instance b as a batch of one."""
-        return replace(self.rows(torch.tensor([b], dtype=torch.int64, device="cpu")), batch_shape=())
-
-    def rows(self, rows: Tensor) -> AllocationProblem:
-        """Some instances, perhaps several times, as a batch."""
-        rows = rows.to(self.losses.device)
-        families = tuple(Budgets(f.name, f.labels, f.limits[rows], f.tables) for f in self.families)
+        families = tuple(Budgets(f.name, f.labels, f.limits[b : b + 1], f.tables) for f in self.families)
         losses, costs, admissible, unit = (
-            values[rows] for values in (self.losses, self.costs, self.admissible, self.unit)
+            values[b : b + 1] for values in (self.losses, self.costs, self.admissible, self.unit)
         )
-        W = None if self.interaction is None else self.interaction[rows]
-        return AllocationProblem(losses, costs, admissible, families, unit, self.integer, (len(rows),), self.backend, W)
+        return AllocationProblem(losses, costs, admissible, families, unit, self.integer, (), self.backend)
 
     def export(self, values: Tensor) -> Any:
         """Return (B, …) in the user's batch shape and kind of array."""
