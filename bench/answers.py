@@ -37,7 +37,7 @@ from bench.questions import DEFAULT, Prompt, answered, in_common, prompts, read_
 from bench.real_model import digest, read_record
 from bench.report import add_options, read_results, write_results
 from grace_opt._util.progress import progress_bar
-from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, attention_implementation
+from grace_opt.hf import CacheConfig, CompressedCache, Quantization, attention_implementation
 from grace_opt.hf.models import disable_progress_bars, load_model
 from grace_opt.hf.report import tensors_in
 
@@ -51,26 +51,26 @@ class Setting:
     """A kind of cache: its name in the table, and the settings of ours; without them, it is transformers' own."""
 
     title: str
-    pruning: PruningConfig | None = None
+    pruning: CacheConfig | None = None
 
 
 SETTINGS = {
     "dense": Setting("dense"),
-    "grace-0.3": Setting("GRACE, λ = 0.3", PruningConfig(ratio=0.3)),
-    "grace-0.5": Setting("GRACE, λ = 0.5", PruningConfig(ratio=0.5)),
-    "grace-0.6": Setting("GRACE, λ = 0.6", PruningConfig(ratio=0.6)),
-    "grace-0.7": Setting("GRACE, λ = 0.7", PruningConfig(ratio=0.7)),
-    "think-0.3": Setting("THINK, λ = 0.3", PruningConfig("think", ratio=0.3)),
+    "grace-0.3": Setting("GRACE, λ = 0.3", CacheConfig(ratio=0.3)),
+    "grace-0.5": Setting("GRACE, λ = 0.5", CacheConfig(ratio=0.5)),
+    "grace-0.6": Setting("GRACE, λ = 0.6", CacheConfig(ratio=0.6)),
+    "grace-0.7": Setting("GRACE, λ = 0.7", CacheConfig(ratio=0.7)),
+    "think-0.3": Setting("THINK, λ = 0.3", CacheConfig("think", ratio=0.3)),
     "8bit": Setting(
         "K and V in 8 bits, nothing pruned",
-        PruningConfig("think", ratio=0.0, quantize=Quantization(keys=8, values=8, backend="hqq")),
+        CacheConfig("think", ratio=0.0, quantize=Quantization(keys=8, values=8, backend="hqq")),
     ),
     "4bit": Setting(
         "K and V in 4 bits, nothing pruned",
-        PruningConfig("think", ratio=0.0, quantize=Quantization(keys=4, values=4)),
+        CacheConfig("think", ratio=0.0, quantize=Quantization(keys=4, values=4)),
     ),
     "grace-0.3-4bit": Setting(
-        "GRACE, λ = 0.3, K and V in 4 bits", PruningConfig(ratio=0.3, quantize=Quantization(keys=4, values=4))
+        "GRACE, λ = 0.3, K and V in 4 bits", CacheConfig(ratio=0.3, quantize=Quantization(keys=4, values=4))
     ),
     "transformers-4bit": Setting("transformers' `QuantizedCache`, 4 bits"),
 }
@@ -79,7 +79,7 @@ SETTINGS = {
 def new_cache(name: str, model: PreTrainedModel) -> Any:
     """An empty cache of a setting."""
     if (pruning := SETTINGS[name].pruning) is not None:
-        return PrunedKeyCache(model, pruning=pruning, prompt_length=UNTIL_ASKED)
+        return CompressedCache(model, pruning=pruning, prompt_length=UNTIL_ASKED)
     return DynamicCache(config=model.config) if name == "dense" else int4(model, 0.0, None).cache
 
 
@@ -92,8 +92,8 @@ def stored_bytes(cache: Any, width: int) -> tuple[int, int]:
     """
     keys, values = 0, 0
     for layer in cache.layers:
-        parts = layer.stored_parts() if isinstance(cache, PrunedKeyCache) else dict(vars(layer))
-        if isinstance(cache, PrunedKeyCache) and layer.tail is not None:
+        parts = layer.stored_parts() if isinstance(cache, CompressedCache) else dict(vars(layer))
+        if isinstance(cache, CompressedCache) and layer.tail is not None:
             parts |= {"tail_keys": layer.tail.keys, "tail_values": layer.tail.values}
         for part, stored in parts.items():
             size = sum(
@@ -146,7 +146,7 @@ def ask(
     found = []
     for question in questions:
         cache, ids = copy.deepcopy(text), torch.tensor([question.ids])
-        if isinstance(cache, PrunedKeyCache):
+        if isinstance(cache, CompressedCache):
             cache.declare_prompt(ids.shape[1])
         output = model.generate(
             ids,

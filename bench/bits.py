@@ -47,11 +47,11 @@ from bench.report import add_options, read_results, write_results
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import (
     CalibratedBasis,
-    PrunedKeyCache,
+    CompressedCache,
     Quantization,
     attention_implementation,
     calibrate_basis,
-    capture,
+    capture_attention,
 )
 from grace_opt.hf.evaluation import ask, compare_predictions, next_token_log_probs, stored_bits
 from grace_opt.hf.filling import dense_cache, filled
@@ -113,7 +113,7 @@ def measure_passage(
         Called after each row.
     """
     ids, fed = passage.ids[:, :-later], passage.ids[:, -later:]
-    captured = capture(model, ids)
+    captured = capture_attention(model, ids)
 
     dense, found = next_token_log_probs(model, dense_cache(model, captured), fed), {}
     advance()
@@ -127,7 +127,7 @@ def measure_passage(
                 if not file.exists():
                     shared_by_prompt(basis[0], model, ids).save(file)
             with varied(name):
-                cache = filled(PrunedKeyCache(model, **settings_of(name, file)), captured)
+                cache = filled(CompressedCache(model, **settings_of(name, file)), captured)
             if name in VARIANTS and cache.memory_report().bits is None:
                 continue  # all dense: the prompt is too short to store a basis of its own
             found[name] = sizes_of(stored_bits(cache)) | asdict(
@@ -142,14 +142,14 @@ def measure_case(
     model: PreTrainedModel, case: Case, names: Iterable[str], basis: Path, advance: Callable[[], None]
 ) -> dict[str, dict[str, float]]:
     """Return, for the dense cache and every row, the answer's NLL in nats, and whether each token is the likeliest."""
-    captured = capture(model, case.context)
+    captured = capture_attention(model, case.context)
     found = {}
     for name in (DENSE, *names):
         with varied(name):
             cache: Any = (
                 dense_cache(model, captured)
                 if name == DENSE
-                else filled(PrunedKeyCache(model, **settings_of(name, basis)), captured)
+                else filled(CompressedCache(model, **settings_of(name, basis)), captured)
             )
         found[name] = asdict(ask(model, cache, case.question, case.answer))
         advance()
@@ -167,7 +167,7 @@ def measure_time(
             cache: Any = (
                 DynamicCache(config=model.config)
                 if name == DENSE
-                else PrunedKeyCache(model, **settings_of(name, basis))
+                else CompressedCache(model, **settings_of(name, basis))
             )
             start = time.perf_counter()
             model(ids, past_key_values=cache, logits_to_keep=1)

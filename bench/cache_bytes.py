@@ -1,6 +1,6 @@
 """Bytes of the key-value cache of three models, by what stores it: ``python -m bench.cache_bytes``.
 
-Ours is a formula that is checked against `PrunedKeyCache.memory_report` of real tensors, one layer of each shape at
+Ours is a formula that is checked against `CompressedCache.memory_report` of real tensors, one layer of each shape at
 every length and ratio, and must equal it to the byte; all layers of a model are alike. The layouts of others are
 formulas, or what their papers say. Writes docs/results/cache_bytes.{json,md,png}.
 
@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from bench.provenance import require_clean
 from bench.report import BLACK, BLUE, GREY, ORANGE, PINK, Page, add_options, bars, read_results, table, write_results
 from grace_opt.attention.weights import prune_count
-from grace_opt.hf import MemoryReport, PrunedKeyCache
+from grace_opt.hf import CompressedCache, MemoryReport
 
 LENGTHS, RATIOS = (8192, 32768, 131072), (0.5, 0.6, 0.7)
 RECENT, ITEM, INDEX = 32, 2, 8  # dense tokens; bytes of a 16-bit number and of a kept index
@@ -63,7 +63,7 @@ def dense(shape: Shape, tokens: int, heads: int | None = None) -> int:
 
 
 def ours(shape: Shape, tokens: int, ratio: float) -> tuple[int, int]:
-    """Bytes of K and of V in a `PrunedKeyCache`: per KV head, ⌈λd⌉ channels fewer, kept indices included."""
+    """Bytes of K and of V in a `CompressedCache`: per KV head, ⌈λd⌉ channels fewer, kept indices included."""
     kept = shape.head_dim - prune_count(ratio, shape.head_dim)
     per_head = (tokens - RECENT) * kept * ITEM + RECENT * shape.head_dim * ITEM + kept * INDEX
     return shape.layers * shape.kv_heads * per_head, dense(shape, tokens)
@@ -89,7 +89,7 @@ def measured(shape: Shape, tokens: int, ratio: float, *, recent: int = RECENT) -
         head_dim=shape.head_dim,
         hidden_size=shape.query_heads * shape.head_dim,
     )
-    cache = PrunedKeyCache(config, method="grace", ratio=ratio, recent_window=recent, observation_window=RECENT)
+    cache = CompressedCache(config, method="grace", ratio=ratio, recent_window=recent, observation_window=RECENT)
     generator = torch.Generator().manual_seed(0)
 
     def draw(heads: int, length: int) -> torch.Tensor:

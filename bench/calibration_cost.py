@@ -33,7 +33,7 @@ from bench.provenance import refuse, require_clean
 from bench.real_model import digest
 from bench.report import BLUE, GREEN, ORANGE, Page, add_options, read_results, table, write_results
 from grace_opt._util.progress import progress_bar
-from grace_opt.hf import PrunedKeyCache, attention_implementation, calibrate_basis, capture
+from grace_opt.hf import CompressedCache, attention_implementation, calibrate_basis, capture_attention
 from grace_opt.hf.bits import calibrate
 from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
 from grace_opt.hf.filling import dense_cache, filled
@@ -93,11 +93,11 @@ def measure(model: PreTrainedModel, tokenizer: Any, texts: Sequence[Path], token
             for done, passage in enumerate(found, 2 * len(VARIANTS)):
                 show("passages", done)
                 ids, fed = passage.ids[:, :-later], passage.ids[:, -later:]
-                captured = capture(model, ids)
+                captured = capture_attention(model, ids)
                 dense = next_token_log_probs(model, dense_cache(model, captured), fed)
                 for number, row in enumerate(rows.values()):
                     windows = {"recent_window": WINDOW, "sink_tokens": SINKS, "tail_block": NEVER}
-                    cache = PrunedKeyCache(model, bits=BITS, basis=f"{folder}/{number}.safetensors", **windows)
+                    cache = CompressedCache(model, bits=BITS, basis=f"{folder}/{number}.safetensors", **windows)
                     answers = next_token_log_probs(model, filled(cache, captured), fed)
                     row["kl"].append(compare_predictions(answers, dense, fed[0, 1:]).kl)
     return {"weights": digest(*model.parameters()), "passages": [each.name for each in found], "rows": rows}

@@ -152,7 +152,7 @@ def mies(model: Model, ratio: float, batch: int = 1) -> Cost:
 
 
 def gather(model: Model, context: int, ratio: float, batch: int = 1) -> Cost:
-    """Pack one layer's kept channels: read K, write what `PrunedKeyCache` stores of it, kept indices included.
+    """Pack one layer's kept channels: read K, write what `CompressedCache` stores of it, kept indices included.
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ from bench.report import (
     write_results,
 )
 from bench.wheel import KINDS
-from grace_opt.hf import CapturedAttention, PrunedKeyCache, Quantization, attention_implementation, capture
+from grace_opt.hf import CapturedAttention, CompressedCache, Quantization, attention_implementation, capture_attention
 from grace_opt.hf.bits.basis import Basis
 from grace_opt.hf.bits.in_place import attention_in_place
 from grace_opt.hf.filling import dense_cache, filled
@@ -101,10 +101,10 @@ def caches(model: PreTrainedModel, file: Path) -> dict[str, Callable[[], Any]]:
     return {
         DENSE: lambda: DynamicCache(config=model.config),
         **{
-            name: lambda kind=kind: PrunedKeyCache(model, bits=BITS, basis=file, **kind, **windows)
+            name: lambda kind=kind: CompressedCache(model, bits=BITS, basis=file, **kind, **windows)
             for name, kind in CODED.items()
         },
-        BEFORE: lambda: PrunedKeyCache(model, ratio=0.5, quantize=few, recent_window=RECENT),
+        BEFORE: lambda: CompressedCache(model, ratio=0.5, quantize=few, recent_window=RECENT),
         PEER: lambda: int4(model, 0.0, None).cache,
     }
 
@@ -123,12 +123,12 @@ def out_of_place() -> Iterator[None]:
 @torch.inference_mode()
 def whole_steps(model: PreTrainedModel, ids: Tensor, tokens: int, file: Path, rounds: int) -> dict[str, Any]:
     """Return milliseconds of each round's step, and bytes, of every cache after the same passage."""
-    captured = capture(model, ids[:, :tokens])
+    captured = capture_attention(model, ids[:, :tokens])
     made: dict[str, Any] = {}
     every = caches(model, file)
     for name, make in {**every, COPIES: every[OURS]}.items():
         cache = make()
-        if isinstance(cache, PrunedKeyCache):
+        if isinstance(cache, CompressedCache):
             filled(cache, captured)
         elif name == DENSE:
             cache = dense_cache(model, captured)
@@ -142,7 +142,7 @@ def whole_steps(model: PreTrainedModel, ids: Tensor, tokens: int, file: Path, ro
     times: dict[str, list[float]] = {name: [] for name in made}
     for turn in track(range(rounds + 1), description=f"whole steps after {tokens:,} tokens"):
         for name, cache in made.items():
-            kind = "grace_sdpa" if isinstance(cache, PrunedKeyCache) else "sdpa"
+            kind = "grace_sdpa" if isinstance(cache, CompressedCache) else "sdpa"
             with out_of_place() if name == COPIES else nullcontext(), attention_implementation(model, kind):
                 for place in range(tokens + STEPS * turn, tokens + STEPS * (turn + 1)):
                     began = time.perf_counter()
@@ -150,7 +150,7 @@ def whole_steps(model: PreTrainedModel, ids: Tensor, tokens: int, file: Path, ro
                     taken = time.perf_counter() - began
             if turn:  # the first ones compile, and wake threads
                 times[name].append(1000 * taken)
-    sizes = {name: c.memory_report().total_bytes for name, c in made.items() if isinstance(c, PrunedKeyCache)}
+    sizes = {name: c.memory_report().total_bytes for name, c in made.items() if isinstance(c, CompressedCache)}
     weights = sum(part.nbytes for part in model.parameters())
     return {"tokens": tokens, "ms": times, "bytes": sizes, "weight_bytes": weights}
 
@@ -169,7 +169,7 @@ def coded_layer(tokens: int, **kind: Any) -> tuple[Any, Tensor, Tensor, Tensor]:
         num_key_value_heads=heads,
         max_position_embeddings=tokens + 1,
     )
-    cache = PrunedKeyCache(config, bits=BITS, basis="none", recent_window=RECENT, sink_tokens=SINKS, **kind)
+    cache = CompressedCache(config, bits=BITS, basis="none", recent_window=RECENT, sink_tokens=SINKS, **kind)
     seen = CapturedAttention(0, queries, keys, values, None, width**-0.5)
     layer = filled(cache, {0: seen}).layers[0]
     turn = torch.linalg.qr(torch.randn(heads, width, width)).Q.contiguous()
@@ -254,7 +254,7 @@ def reading(model: PreTrainedModel, ids: Tensor, file: Path) -> dict[str, int]:
     found = {}
     for name, make in track(caches(model, file).items(), description=f"memory, {READ:,} tokens"):
         cache = make()
-        kind = "grace_sdpa" if isinstance(cache, PrunedKeyCache) else "sdpa"
+        kind = "grace_sdpa" if isinstance(cache, CompressedCache) else "sdpa"
         with attention_implementation(model, kind), torch.inference_mode():
             found[name] = peak(lambda c=cache: model(ids[:, :READ], past_key_values=c, logits_to_keep=1), "cpu")
         del cache

@@ -35,7 +35,7 @@ from bench.decode_bits import BITS, CODED, ONE_BY_ONE, OURS
 from bench.efficiency.subject import random_weights
 from bench.provenance import require_clean
 from bench.report import BLACK, BLUE, SKY, Page, add_options, read_results, table, write_results
-from grace_opt.hf import CapturedAttention, PrunedKeyCache, attention_implementation
+from grace_opt.hf import CapturedAttention, CompressedCache, attention_implementation
 from grace_opt.hf.bits.basis import Basis
 from grace_opt.hf.bits.in_place import attention_in_place
 from grace_opt.hf.filling import filled
@@ -70,7 +70,7 @@ def turned(layer: Any) -> None:
     layer.compressed = replace(layer.compressed, bases=(basis, basis))
 
 
-def empty_cache(tokens: int, layers: int, **settings: Any) -> PrunedKeyCache:
+def empty_cache(tokens: int, layers: int, **settings: Any) -> CompressedCache:
     """Return a cache of our kind for so many layers of the shape."""
     config = LlamaConfig(
         hidden_size=MODEL.query_heads * MODEL.head_dim,
@@ -79,7 +79,7 @@ def empty_cache(tokens: int, layers: int, **settings: Any) -> PrunedKeyCache:
         num_key_value_heads=MODEL.kv_heads,
         max_position_embeddings=tokens + 1,
     )
-    return PrunedKeyCache(config, bits=BITS, basis="none", recent_window=RECENT, sink_tokens=SINKS, **settings)
+    return CompressedCache(config, bits=BITS, basis="none", recent_window=RECENT, sink_tokens=SINKS, **settings)
 
 
 def dense_bytes(tokens: int, prompts: int) -> int:

@@ -35,20 +35,20 @@ from grace_opt.attention.tokens import drop_order, formed
 from grace_opt.bounds import certificate
 from grace_opt.hf import (
     H2O,
+    CompressedCache,
     GraphEviction,
-    PrunedKeyCache,
     PyramidKV,
     SnapKV,
     StreamingLLM,
     attention_implementation,
-    capture,
+    capture_attention,
 )
-from grace_opt.hf.capture import CapturedAttention
 from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
 from grace_opt.hf.eviction import TokenEviction
 from grace_opt.hf.filling import dense_cache, filled
 from grace_opt.hf.kept_tokens import kept_tokens
 from grace_opt.hf.models import disable_progress_bars, load_model
+from grace_opt.hf.recording import CapturedAttention
 from grace_opt.objective import evaluate
 
 #: Shares of the prompt's tokens that are kept, and number of last tokens that stay in any case.
@@ -79,13 +79,13 @@ def measure(model: PreTrainedModel, ids: Tensor, prompt: int) -> dict[str, dict[
     prompt : int
         Number of tokens that are read before.
     """
-    captured, following = capture(model, ids[:, :prompt]), ids[:, prompt:]
+    captured, following = capture_attention(model, ids[:, :prompt]), ids[:, prompt:]
     dense = next_token_log_probs(model, dense_cache(model, captured), following)
     found: dict[str, dict[str, float]] = {}
     for name, make in EVICTIONS.items():
         for share in SHARES:
             settings: dict[str, Any] = {"ratio": 0.0, "recent_window": RECENT, "evict": make(share)}
-            cache = filled(PrunedKeyCache(model, **settings), captured)
+            cache = filled(CompressedCache(model, **settings), captured)
             log_probs = next_token_log_probs(model, cache, following)
             kl = compare_predictions(log_probs, dense, following[0, 1:]).kl
             found.setdefault(name, {})[f"{share:g}"] = kl
@@ -95,7 +95,7 @@ def measure(model: PreTrainedModel, ids: Tensor, prompt: int) -> dict[str, dict[
 @torch.no_grad()
 def timed(model: PreTrainedModel, ids: Tensor) -> dict[str, float]:
     """Return the seconds of reading a prompt, ``prefill``, and of choosing a quarter of its tokens in all layers."""
-    captured = capture(model, ids)
+    captured = capture_attention(model, ids)
 
     def prefill() -> None:
         model(ids, past_key_values=DynamicCache(config=model.config), logits_to_keep=1)
@@ -187,7 +187,7 @@ def main(given: Sequence[str] | None = None) -> None:
             cut, args.runs, common, source, lambda passage: measure(model, passage.ids, args.prompt)
         )
         seconds = timed(model, cut[0].ids[:, : args.prompt + args.tokens])
-        bounds = bounded(capture(model, cut[0].ids[:, : args.short]))
+        bounds = bounded(capture_attention(model, cut[0].ids[:, : args.short]))
     value = {
         "provenance": refuse(origins, args.allow_dirty),
         **{"model": args.name or Path(where).stem, "weights": weights, "prompt": args.prompt, "tokens": args.tokens},

@@ -28,21 +28,21 @@ _CHILD = """
 import json, resource, sys, time
 import numpy as np
 import grace_opt
-from grace_opt import Factored, Problem, bounds
+from grace_opt import FactoredWeights, Problem, bounds
 n, rows, k, form = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 rng = np.random.default_rng(0)
 Q, K = (rng.normal(size=(rows, n)) + 0.25 * rng.normal(size=(rows, 1)) for _ in range(2))
 K *= rng.lognormal(sigma=0.5, size=n)
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-for small in (Factored.product(Q[:, :64], K[:, :64]), np.eye(256)):  # compiles the loops, and loads libraries
+for small in (FactoredWeights.product(Q[:, :64], K[:, :64]), np.eye(256)):  # compiles the loops, and loads libraries
     for method in ("mies", "local_search"):
         grace_opt.solve(small, 16, method, certify=True)
 before, found = peak(), {}
 def took(name, began, **more):
     found[name] = {"seconds": time.perf_counter() - began, "bytes": max(peak() - before, 0), **more}
 began = time.perf_counter()
-W = Factored.product(Q, K) if form == "factored" else (Q.T @ Q) * (K.T @ K)
+W = FactoredWeights.product(Q, K) if form == "factored" else (Q.T @ Q) * (K.T @ K)
 problem = Problem.of(W, k)
 took("making", began)
 began = time.perf_counter()

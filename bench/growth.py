@@ -37,7 +37,7 @@ from bench.provenance import is_clean, refuse, require_clean, write_json
 from bench.real_model import digest, read_record, read_text
 from bench.report import BLACK, BLUE, GREEN, ORANGE, Page, add_options, read_results, table, write_results
 from grace_opt._util.progress import progress_bar
-from grace_opt.hf import PrunedKeyCache, attention_implementation
+from grace_opt.hf import CompressedCache, attention_implementation
 from grace_opt.hf.models import disable_progress_bars, load_model
 
 ROOT = Path(__file__).parent.parent
@@ -50,7 +50,7 @@ LINE = 4
 RUNS = 8
 
 
-class _ExactCache(PrunedKeyCache):
+class _ExactCache(CompressedCache):
     """Stores the keys and values that a dense cache has at the same places, whatever it is given."""
 
     exact: DynamicCache
@@ -95,7 +95,7 @@ def measure_growth(
         for first in range(start, ids.shape[1], STEP):
             logits = model(ids[:, first : first + STEP], past_key_values=cache).logits[0]
             found.append(logits.float().log_softmax(-1).half())  # all in float32 would take gigabytes
-            if isinstance(cache, PrunedKeyCache) and (first + STEP - start) % WINDOW == 0:
+            if isinstance(cache, CompressedCache) and (first + STEP - start) % WINDOW == 0:
                 bits.append(cache.memory_report().bits or 0.0)
         advance()
         return torch.cat(found), bits
@@ -109,17 +109,17 @@ def measure_growth(
 
     def coded(**changes: Any) -> dict[str, Any]:
         own = {**settings, **changes}
-        grown, bits = fed(PrunedKeyCache(model, **own), prompt)
+        grown, bits = fed(CompressedCache(model, **own), prompt)
         cache = _ExactCache(model, **own)
         cache.exact = whole
         exact, _ = fed(cache, prompt)
-        late, _ = fed(PrunedKeyCache(model, **own), ids.shape[1] - WINDOW)
+        late, _ = fed(CompressedCache(model, **own), ids.shape[1] - WINDOW)
         once = divergence(dense[-WINDOW:], late)[0]
         return {"kl": divergence(dense, grown), "bits": bits, "exact": divergence(dense, exact), "at_once": once}
 
     plain, woven = coded(trellis=False), coded()
     windows = {"recent_window": RECENT, "sink_tokens": SINKS, "tail_block": 64}
-    grown, _ = fed(PrunedKeyCache(model, **REFERENCES["int4"], **windows), prompt)
+    grown, _ = fed(CompressedCache(model, **REFERENCES["int4"], **windows), prompt)
     return {**plain, "trellis": woven, "int4": divergence(dense, grown)}
 
 

@@ -34,14 +34,14 @@ from bench.real_model import digest, read_record
 from bench.report import read_results, write_results
 from grace_opt.hf import (
     H2O,
+    CompressedCache,
     GraphEviction,
     LayerBudgets,
     LayerLosses,
-    PrunedKeyCache,
     SnapKV,
     attention_implementation,
     calibrate_eviction,
-    capture,
+    capture_attention,
 )
 from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
 from grace_opt.hf.filling import dense_cache, filled
@@ -65,7 +65,7 @@ def measure(model: PreTrainedModel, ids: Tensor, prompt: int, losses: LayerLosse
 
     With equal budgets, with those of layers, and with those of heads.
     """
-    captured, following = capture(model, ids[:, :prompt]), ids[:, prompt:]
+    captured, following = capture_attention(model, ids[:, :prompt]), ids[:, prompt:]
     dense = next_token_log_probs(model, dense_cache(model, captured), following)
     found: dict[str, dict[str, list[float]]] = {}
     for name, make in EVICTIONS.items():
@@ -74,7 +74,7 @@ def measure(model: PreTrainedModel, ids: Tensor, prompt: int, losses: LayerLosse
             by_layers, by_heads = (LayerBudgets(make(share), each) for each in (losses.of_layers(), losses))
             for evict in (make(share), by_layers, by_heads):
                 settings: dict[str, Any] = {"ratio": 0.0, "recent_window": RECENT, "evict": evict}
-                cache = filled(PrunedKeyCache(model, **settings), captured)
+                cache = filled(CompressedCache(model, **settings), captured)
                 log_probs = next_token_log_probs(model, cache, following)
                 three.append(compare_predictions(log_probs, dense, following[0, 1:]).kl)
             found.setdefault(name, {})[f"{share:g}"] = three
@@ -84,12 +84,12 @@ def measure(model: PreTrainedModel, ids: Tensor, prompt: int, losses: LayerLosse
 @torch.inference_mode()
 def steps(model: PreTrainedModel, ids: Tensor, prompt: int, losses: LayerLosses) -> dict[str, list[float]]:
     """Return the milliseconds of each round's decoding step after a prompt, the caches taking turns."""
-    captured = capture(model, ids[:, :prompt])
+    captured = capture_attention(model, ids[:, :prompt])
     evict = EVICTIONS["SnapKV"](STEP_SHARE)
     divided = {"layers": LayerBudgets(evict, losses.of_layers()), "layers and heads": LayerBudgets(evict, losses)}
     caches: dict[str, Any] = {DENSE: dense_cache(model, captured)}
     for name, each in {"equal": evict, **divided}.items():
-        caches[name] = filled(PrunedKeyCache(model, ratio=0.0, recent_window=RECENT, evict=each), captured)
+        caches[name] = filled(CompressedCache(model, ratio=0.0, recent_window=RECENT, evict=each), captured)
     times: dict[str, list[float]] = {name: [] for name in caches}
     for turn in range(ROUNDS + 2):
         for name, cache in caches.items():

@@ -28,7 +28,7 @@ from bench.provenance import is_clean, refuse, require_clean, write_json
 from bench.real_model import digest, read_record
 from bench.report import read_results, write_results
 from grace_opt.attention.masks import ChannelMask
-from grace_opt.hf import PrunedKeyCache, attention_implementation, calibrate, capture, learn_masks
+from grace_opt.hf import CompressedCache, attention_implementation, calibrate, capture_attention, learn_masks
 from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
 from grace_opt.hf.filling import dense_cache, filled
 from grace_opt.hf.models import disable_progress_bars, load_model
@@ -103,7 +103,7 @@ def measure(
     masks : mapping
         By name and ratio.
     """
-    captured, following = capture(model, ids[:, :prompt]), ids[:, prompt:]
+    captured, following = capture_attention(model, ids[:, :prompt]), ids[:, prompt:]
     dense = next_token_log_probs(model, dense_cache(model, captured), following)
     found: dict[str, dict[str, float]] = {}
     for name in (*masks, PROMPT):
@@ -111,7 +111,7 @@ def measure(
             settings: dict[str, Any] = {"method": "grace", "ratio": ratio}
             if name in masks:
                 settings = {"masks": masks[name][ratio]}
-            log_probs = next_token_log_probs(model, filled(PrunedKeyCache(model, **settings), captured), following)
+            log_probs = next_token_log_probs(model, filled(CompressedCache(model, **settings), captured), following)
             found.setdefault(name, {})[f"{ratio:g}"] = compare_predictions(log_probs, dense, following[0, 1:]).kl
     return found
 

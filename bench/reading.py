@@ -36,7 +36,7 @@ from bench.material import MODEL, books, model_path, require_texts
 from bench.provenance import require_clean
 from bench.report import BLACK, BLUE, GREEN, ORANGE, Page, add_options, read_results, small, table, write_results
 from grace_opt.attention.provider import DEFAULT_RATIO
-from grace_opt.hf import PrunedKeyCache, TopTokens, attention_implementation, capture
+from grace_opt.hf import CompressedCache, TopTokens, attention_implementation, capture_attention
 from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
 from grace_opt.hf.filling import dense_cache, filled
 from grace_opt.hf.models import disable_progress_bars, load_model
@@ -67,14 +67,14 @@ TIMED = ("pages, 0.25", "channels, 0.25", "channels, top_p=0.95", USUAL, *SAMPLE
 GOAL = (0.25, 0.002)
 
 
-def made(model: PreTrainedModel, name: str) -> PrunedKeyCache:
+def made(model: PreTrainedModel, name: str) -> CompressedCache:
     """Return the empty cache of a way to read."""
     windows = {"recent_window": RECENT, "sink_tokens": SINKS}
     if name == ALL:
-        return PrunedKeyCache(model, ratio=0.0, **windows)
+        return CompressedCache(model, ratio=0.0, **windows)
     way = SETTINGS[name]
     given = {"ratio": RATIO} if way.by == "channels" and name != USUAL else {}
-    return PrunedKeyCache(model, read=way, **given, **windows)
+    return CompressedCache(model, read=way, **given, **windows)
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def of_passage(
 ) -> Any:
     """Return, for each way to read, KL, the share read, bounds and the true share unread."""
     fed, rows = ids[:, prompt : prompt + tokens], {}
-    captured = capture(model, ids[:, :prompt])
+    captured = capture_attention(model, ids[:, :prompt])
     dense = next_token_log_probs(model, dense_cache(model, captured), fed)
     for name in SETTINGS:
         cache, truth = filled(made(model, name), captured), list[float]()
@@ -127,7 +127,7 @@ def of_passage(
 @torch.inference_mode()
 def steps(model: PreTrainedModel, ids: Tensor, prompt: int, rounds: int) -> dict[str, dict[str, list[float]]]:
     """Return milliseconds of whole steps of each way, ``own``, and of one that reads all, with which it takes turns."""
-    captured = capture(model, ids[:, :prompt])
+    captured = capture_attention(model, ids[:, :prompt])
     found = {}
     for name in track(TIMED, description=f"steps after {prompt:,} tokens"):
         caches = {key: filled(made(model, of), captured) for key, of in {"own": name, "all": ALL}.items()}

@@ -1,7 +1,7 @@
 """Objectives and certified gaps on the heads of a trained model: ``python -m bench.real_heads``.
 
 A text is read once by SmolLM2-135M-Instruct; each KV head gives one interaction matrix W, from the last queries and all
-keys (`grace_opt.hf.capture`). The weights and the text are fetched where they are missing (`bench.material`).
+keys (`grace_opt.hf.recording`). The weights and the text are fetched where they are missing (`bench.material`).
 ``--model`` and ``--text`` take others; ``--instances FILE`` takes matrices (heads, n, n) that there are already, as
 .npz, .npy or .safetensors. Writes docs/results/real_heads.{json,md,png}; with ``--save FILE`` only the matrices.
 
@@ -42,7 +42,7 @@ def heads(model_name: str, text: Path, tokens: int = TOKENS, observed: int = OBS
     observed : int
         Number of last queries that W is made of.
     """
-    from grace_opt.hf import capture
+    from grace_opt.hf import capture_attention
     from grace_opt.hf.models import disable_progress_bars, load_model
 
     disable_progress_bars()
@@ -50,7 +50,7 @@ def heads(model_name: str, text: Path, tokens: int = TOKENS, observed: int = OBS
     ids = tokenizer(text.read_text(encoding="utf-8"), add_special_tokens=False, return_tensors="pt").input_ids
     if ids.shape[1] < tokens:
         raise SystemExit(f"--text: {text.name} has {ids.shape[1]:,} tokens, and {tokens:,} are read: name a longer one")
-    layers = capture(model, ids[:, :tokens]).values()
+    layers = capture_attention(model, ids[:, :tokens]).values()
     found = [interaction_matrix(c.queries[:, :, -observed:].double(), c.keys.double())[0] for c in layers]
     matrices: Array = torch.cat(found).numpy()
     return matrices

@@ -33,7 +33,7 @@ from bench.material import MODEL, books, model_path, require_texts
 from bench.provenance import refuse, require_clean, write_json
 from bench.real_model_page import METHODS, OBSERVED, RATIOS, RECENT, page, summary
 from bench.report import add_options, read_results, write_results
-from grace_opt.hf import PrunedKeyCache, attention_implementation
+from grace_opt.hf import CompressedCache, attention_implementation
 from grace_opt.hf.models import disable_progress_bars, load_model
 
 ROOT = Path(__file__).parent.parent
@@ -123,7 +123,7 @@ def measure(model: PreTrainedModel, ids: Tensor, new_tokens: int, advance: Calla
     for ratio in RATIOS:
         for name, method in METHODS.items():
             cache = prefilled(
-                PrunedKeyCache(model, method=method, ratio=ratio, recent_window=RECENT, observation_window=OBSERVED)
+                CompressedCache(model, method=method, ratio=ratio, recent_window=RECENT, observation_window=OBSERVED)
             )
             report = cache.memory_report()
             own = greedy(model, copy.deepcopy(cache), last, new_tokens)

@@ -36,7 +36,7 @@ from bench.provenance import refuse, require_clean
 from bench.real_model import digest, read_text
 from bench.report import BLUE, ORANGE, Page, add_options, read_results, table, write_results
 from grace_opt._util.progress import progress_bar
-from grace_opt.hf import PrunedKeyCache, attention_implementation, capture
+from grace_opt.hf import CompressedCache, attention_implementation, capture_attention
 from grace_opt.hf.evaluation import ask, compare_predictions, next_token_log_probs, stored_bits
 from grace_opt.hf.filling import dense_cache, filled
 from grace_opt.hf.models import disable_progress_bars, load_model
@@ -56,13 +56,13 @@ def measure_passage(
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return, by bits and kind, bits per element and how far the last `later` distributions are from the dense ones."""
     ids, fed = passage.ids[:, :-later], passage.ids[:, -later:]
-    captured = capture(model, ids)
+    captured = capture_attention(model, ids)
     dense, found = next_token_log_probs(model, dense_cache(model, captured), fed), {}
     advance()
     for bits in BITS:
         found[f"{bits:g}"] = rows = {}
         for kind, own in KINDS.items():
-            cache = filled(PrunedKeyCache(model, bits=bits, tail_block=NEVER, **settings, **own), captured)
+            cache = filled(CompressedCache(model, bits=bits, tail_block=NEVER, **settings, **own), captured)
             near = compare_predictions(next_token_log_probs(model, cache, fed), dense, fed[0, 1:])
             rows[kind] = {"bits": stored_bits(cache).bits, **asdict(near)}
             advance()
@@ -73,10 +73,10 @@ def measure_case(
     model: PreTrainedModel, case: Case, settings: dict[str, Any], advance: Advance
 ) -> dict[str, dict[str, float]]:
     """Return how well each cache, and the dense one, answers a question."""
-    captured = capture(model, case.context)
+    captured = capture_attention(model, case.context)
     made: dict[str, Any] = {DENSE: dense_cache(model, captured)}
     for kind, own in KINDS.items():
-        made[kind] = filled(PrunedKeyCache(model, bits=ASKED, tail_block=NEVER, **settings, **own), captured)
+        made[kind] = filled(CompressedCache(model, bits=ASKED, tail_block=NEVER, **settings, **own), captured)
     advance()
     return {name: asdict(ask(model, cache, case.question, case.answer)) for name, cache in made.items()}
 
@@ -93,7 +93,7 @@ def measure_times(
     """Return seconds of reading a prompt, and of steps after all but the last of `ids`, of caches that take turns."""
 
     def caches() -> dict[str, Any]:
-        coded = {kind: PrunedKeyCache(model, bits=TIMED, **settings, **own) for kind, own in KINDS.items()}
+        coded = {kind: CompressedCache(model, bits=TIMED, **settings, **own) for kind, own in KINDS.items()}
         return {DENSE: DynamicCache(config=model.config), **coded}
 
     def timed(part: Tensor, cache: Any) -> float:

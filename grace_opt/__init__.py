@@ -6,6 +6,7 @@ into channel masks, and ``grace_opt.hf`` applies them to Hugging Face models. Th
 """
 
 from ._util import loading as _loading  # noqa: F401 - before anything that takes long to import
+from ._util.moved import refuse_moved as _refuse_moved
 from .allocation import Allocation, Frontier, allocate
 from .api import compare, methods, solve
 from .attention.masks import ChannelMask
@@ -25,9 +26,9 @@ from .errors import (
     SolverError,
     UnknownSolverError,
 )
-from .problem import Factored, Problem, symmetrize
-from .registry import register
-from .solution import Result, Solution, Status
+from .problem import FactoredWeights, Problem, symmetrize
+from .registry import register_solver
+from .solution import Solution, SolverResult, Status
 
 __version__ = "0.1.0"
 
@@ -38,7 +39,7 @@ __all__ = [
     "ChannelMask",
     "Comparison",
     "ComparisonError",
-    "Factored",
+    "FactoredWeights",
     "FileError",
     "Frontier",
     "GraceError",
@@ -49,9 +50,9 @@ __all__ = [
     "OptionError",
     "Problem",
     "ProblemError",
-    "Result",
     "Solution",
     "SolverError",
+    "SolverResult",
     "Status",
     "UnknownSolverError",
     "allocate",
@@ -59,8 +60,17 @@ __all__ = [
     "interaction_matrix",
     "methods",
     "prune_count",
-    "register",
+    "register_solver",
     "salient_channels",
     "solve",
     "symmetrize",
 ]
+
+__getattr__ = _refuse_moved(
+    __name__,
+    {
+        "Factored": "grace_opt.FactoredWeights",
+        "Result": "grace_opt.SolverResult",
+        "register": "grace_opt.register_solver",
+    },
+)

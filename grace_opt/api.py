@@ -30,7 +30,7 @@ from .problem import Problem, Reduction, SparseWeights
 from .registry import MethodOptions, SolverSpec
 from .registry.result_checks import bound_within_rounding
 from .run import Progress, Run, checked_seed
-from .solution import Result, Solution, Status, check_mask, contradicted, labels_of, proved, relative_gap
+from .solution import Solution, SolverResult, Status, check_mask, contradicted, labels_of, proved, relative_gap
 
 #: Seconds that `compare` gives each method if neither methods nor a limit were given.
 DEFAULT_COMPARE_SECONDS = 10.0
@@ -65,7 +65,7 @@ def solve(
 
     Parameters
     ----------
-    W : array_like (..., n, n), sparse matrix, DataFrame, networkx graph, Factored, distances, or Problem
+    W : array_like (..., n, n), sparse matrix, DataFrame, networkx graph, FactoredWeights, distances, or Problem
         Symmetric weights: ``W_ii`` of vertices, ``2 W_ij`` of edges. Leading dimensions are a batch. For a graph, f is
         the weight of the induced subgraph, each edge counted once. A vector (n (n - 1) / 2,) is read as scipy's
         ``pdist`` returns it. The labels of a DataFrame and the nodes of a graph come back as `Solution.labels`. A list
@@ -351,7 +351,7 @@ class _Answer:
     spec: SolverSpec
     options: Any
     run: Run
-    result: Result
+    result: SolverResult
     value: Tensor
     bound: Tensor | None
     elapsed: float

@@ -1,7 +1,7 @@
-"""`Status`, `Result` and `Solution`: what a solver returns, and what a user gets.
+"""`Status`, `SolverResult` and `Solution`: what a solver returns, and what a user gets.
 
-A solver returns a `Result` (a mask, and a lower bound if it has one). `solve` turns it into a `Solution`, with the
-objective in float64, the certified bound, the gap and the status; a `Solution` can verify itself.
+A solver returns a `SolverResult` (a mask, and a lower bound if it has one). `solve` turns it into a `Solution`, with
+the objective in float64, the certified bound, the gap and the status; a `Solution` can verify itself.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Status(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Result:
+class SolverResult:
     """What a solver returns.
 
     Attributes

@@ -27,9 +27,9 @@ from grace_opt.errors import OptionError
 from grace_opt.kernels.annealing.moves import DenseMoves, SparseMoves
 from grace_opt.parallel import map_in_threads
 from grace_opt.problem import Problem, SparseWeights
-from grace_opt.registry import check_fields, integer, number, register
+from grace_opt.registry import check_fields, integer, number, register_solver
 from grace_opt.run import Run
-from grace_opt.solution import Result
+from grace_opt.solution import SolverResult
 from grace_opt.starts import starting_masks
 
 #: The hottest temperature accepts this share of random exchanges; less if there are fewer sweeps than this. More, up to
@@ -81,7 +81,7 @@ class AnnealingOptions:
             raise OptionError(f"cold={self.cold:g} is above hot={self.hot:g}: temperatures fall.")
 
 
-@register(
+@register_solver(
     "annealing",
     options=AnnealingOptions,
     batched=True,
@@ -90,7 +90,7 @@ class AnnealingOptions:
     searches=True,
     forms=("sparse",),
 )
-def annealing(problem: Problem, options: AnnealingOptions, run: Run) -> Result:
+def annealing(problem: Problem, options: AnnealingOptions, run: Run) -> SolverResult:
     """Exchange vertices at random, uphill less and less often; the best answers for large or sparse W."""
     start = starting_masks(problem, options.start, run)
     run.ctrl_c_stops()
@@ -108,7 +108,7 @@ def annealing(problem: Problem, options: AnnealingOptions, run: Run) -> Result:
     if not run.expired():
         local = registry.get("local_search")
         mask = local.solve(problem, local.make_options({"start": mask}), run).mask
-    return Result(mask, limit=limit, stats=stats)
+    return SolverResult(mask, limit=limit, stats=stats)
 
 
 class _Search:

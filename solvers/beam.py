@@ -20,9 +20,9 @@ from grace_opt.kernels.completion import completions
 from grace_opt.kernels.greedy import first_scores, greedy_order
 from grace_opt.objective import evaluate, mask_from_indices
 from grace_opt.problem import Problem
-from grace_opt.registry import check_fields, integer, register
+from grace_opt.registry import check_fields, integer, register_solver
 from grace_opt.run import Run
-from grace_opt.solution import Result
+from grace_opt.solution import SolverResult
 
 #: Approximate seconds that a completion takes per vertex it looks at.
 SECONDS_PER_SCORE = 1e-9
@@ -80,8 +80,10 @@ class _Closed:
         return self.closed
 
 
-@register("beam", options=BeamOptions, batched=True, guarantee="never worse than MIES", compiled=True, searches=True)
-def beam(problem: Problem, options: BeamOptions, run: Run) -> Result:
+@register_solver(
+    "beam", options=BeamOptions, batched=True, guarantee="never worse than MIES", compiled=True, searches=True
+)
+def beam(problem: Problem, options: BeamOptions, run: Run) -> SolverResult:
     """Greedy with several partial sets at once, ranked by f or by f of their greedy completions."""
     pool = options.width * max(1, options.lookahead)
     share = max(1, MAX_BYTES // (64 * problem.n * (options.width + pool)))
@@ -91,7 +93,7 @@ def beam(problem: Problem, options: BeamOptions, run: Run) -> Result:
         for at in (slice(b, b + share) for b in range(0, size, share))
     ]
     mask, limit = (torch.cat(tensors) for tensors in zip(*(part[:2] for part in parts), strict=True))
-    return Result(mask, limit=limit, stats={"iterations": sum(part[2] for part in parts)})
+    return SolverResult(mask, limit=limit, stats={"iterations": sum(part[2] for part in parts)})
 
 
 def _search(W: Tensor, candidates: Tensor, k: Tensor, options: BeamOptions, run: Run) -> tuple[Tensor, Tensor, int]:

@@ -29,9 +29,9 @@ from grace_opt.kernels.greedy import cost_path, greedy_order, removal_scores
 from grace_opt.kernels.sparse import greedy as sparse_greedy
 from grace_opt.objective import mask_from_indices
 from grace_opt.problem import Problem, SparseWeights
-from grace_opt.registry import check_fields, flag, register
+from grace_opt.registry import check_fields, flag, register_solver
 from grace_opt.run import Run
-from grace_opt.solution import Result
+from grace_opt.solution import SolverResult
 
 #: If a sum has shrunk by this factor, only a few digits of it are right.
 DWARFING_RATIO = 2.0**36
@@ -59,14 +59,14 @@ class DropGreedyOptions:
         check_fields(self, flag, "path")
 
 
-@register(
+@register_solver(
     "drop_greedy",
     options=DropGreedyOptions,
     batched=True,
     guarantee="optimal for diagonal W",
     forms=("sparse", "factored"),
 )
-def drop_greedy(problem: Problem, options: DropGreedyOptions, run: Run) -> Result:
+def drop_greedy(problem: Problem, options: DropGreedyOptions, run: Run) -> SolverResult:
     """Drop the vertex whose removal lowers f most until k are left; ties drop the lowest index."""
     if isinstance(problem.weights, SparseWeights):
         return _sparse(problem, problem.weights, options, run)
@@ -77,14 +77,14 @@ def drop_greedy(problem: Problem, options: DropGreedyOptions, run: Run) -> Resul
     drops = size if options.path else size - problem.k
     dropped, left = _dropped(problem, scores, drops)
     if not options.path:
-        return Result(left)
+        return SolverResult(left)
     order = _reversed(dropped, size, problem.n)
     step = torch.arange(problem.n, device=order.device)
     mask = mask_from_indices(torch.where(step < problem.k.unsqueeze(-1), order, -1), problem.n)
-    return Result(mask, stats={"order": order, "path": cost_path(problem.W, order)}, objective_stats=("path",))
+    return SolverResult(mask, stats={"order": order, "path": cost_path(problem.W, order)}, objective_stats=("path",))
 
 
-def _sparse(problem: Problem, W: SparseWeights, options: DropGreedyOptions, run: Run) -> Result:
+def _sparse(problem: Problem, W: SparseWeights, options: DropGreedyOptions, run: Run) -> SolverResult:
     """The same drops from the edges alone, by a heap; when time is up, the least scores are dropped at once.
 
     Scores that are rounding error are summed again.
@@ -98,27 +98,27 @@ def _sparse(problem: Problem, W: SparseWeights, options: DropGreedyOptions, run:
         dropped, cut = sparse_greedy.dropped_at_once(scores, problem.candidates, count), count > 0
     limit = torch.full_like(problem.k, cut, dtype=torch.bool)
     if not options.path:
-        return Result(problem.candidates & ~mask_from_indices(dropped, problem.n), limit=limit)
+        return SolverResult(problem.candidates & ~mask_from_indices(dropped, problem.n), limit=limit)
     order = dropped.flip(-1)
     mask = mask_from_indices(order[:, : problem.k_max], problem.n)
     padded = torch.nn.functional.pad(order, (0, problem.n - size), value=-1)
     stats = {"order": padded, "path": sparse_greedy.path_of(graph, order)}
-    return Result(mask, limit=limit, stats=stats, objective_stats=("path",))
+    return SolverResult(mask, limit=limit, stats=stats, objective_stats=("path",))
 
 
-def _by_columns(problem: Problem, W: ColumnWeights, options: DropGreedyOptions, run: Run, size: Tensor) -> Result:
+def _by_columns(problem: Problem, W: ColumnWeights, options: DropGreedyOptions, run: Run, size: Tensor) -> SolverResult:
     """The same on columns computed one after the other, in blocks if time is short."""
     scores = W.diagonal() - 2 * W.times(problem.candidates)
     drops = size if options.path else size - problem.k
     scores = scores.masked_fill(~problem.candidates, torch.inf)
     dropped, cut = greedy.greedy_order(W, scores, drops, int(drops.max()), run.left)
     if not options.path:
-        return Result(problem.candidates & ~dropped.mask, limit=cut)
+        return SolverResult(problem.candidates & ~dropped.mask, limit=cut)
     order = _reversed(dropped.order, size, problem.n)
     step = torch.arange(problem.n, device=order.device)
     mask = mask_from_indices(torch.where(step < problem.k.unsqueeze(-1), order, -1), problem.n)
     stats = {"order": order, "path": greedy.cost_path(W, order)}
-    return Result(mask, limit=cut, stats=stats, objective_stats=("path",))
+    return SolverResult(mask, limit=cut, stats=stats, objective_stats=("path",))
 
 
 def _dropped(problem: Problem, scores: Tensor, drops: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,9 +24,9 @@ import torch
 from grace_opt import objective, registry
 from grace_opt.errors import SolverError
 from grace_opt.problem import Problem
-from grace_opt.registry import check_fields, integer, register
+from grace_opt.registry import check_fields, integer, register_solver
 from grace_opt.run import Run
-from grace_opt.solution import Result
+from grace_opt.solution import SolverResult
 
 #: Subsets times n between two looks at the clock.
 WORK_BETWEEN_CLOCK_CHECKS = 1 << 26
@@ -50,7 +50,7 @@ class ExhaustiveOptions:
         check_fields(self, integer, "max_subsets", at_least=1)
 
 
-@register(
+@register_solver(
     "exhaustive",
     options=ExhaustiveOptions,
     exact=True,
@@ -59,7 +59,7 @@ class ExhaustiveOptions:
     compiled=True,
     searches=True,
 )
-def exhaustive(problem: Problem, options: ExhaustiveOptions, run: Run) -> Result:
+def exhaustive(problem: Problem, options: ExhaustiveOptions, run: Run) -> SolverResult:
     """Visit every k-subset and keep the best; proves optimality, but only for small C(n, k)."""
     free, k = problem.candidates.sum(-1).tolist(), problem.k.tolist()
     counts = [math.comb(m, c) for m, c in zip(free, k, strict=True)]
@@ -88,7 +88,7 @@ def exhaustive(problem: Problem, options: ExhaustiveOptions, run: Run) -> Result
     untold = (PAIR_SUM_ERROR * objective.magnitude(problem.W, mask)).tolist()
     least = [_less(W[m][:, m], by) for W, m, by in zip(problem.W, mask, untold, strict=True)]
     bound = torch.where(limit, -torch.inf, torch.tensor(least, dtype=torch.float64, device=limit.device))
-    return Result(mask, lower_bound=bound, limit=limit, stats={"subsets": visited})
+    return SolverResult(mask, lower_bound=bound, limit=limit, stats={"subsets": visited})
 
 
 def _less(chosen: torch.Tensor, by: float) -> float:

@@ -35,9 +35,9 @@ from grace_opt.kernels.exchange.rounding import REFRESH, tolerance
 from grace_opt.kernels.sparse.exchange import Exchanges
 from grace_opt.kernels.sparse.pace import Pace
 from grace_opt.problem import Problem, SparseWeights
-from grace_opt.registry import check_fields, integer, register
+from grace_opt.registry import check_fields, integer, register_solver
 from grace_opt.run import Run
-from grace_opt.solution import Result
+from grace_opt.solution import SolverResult
 from grace_opt.starts import starting_masks
 
 #: Pairs per instance that the compiled search tries between two looks at the clock: some hundredths of a second.
@@ -70,7 +70,7 @@ class LocalSearchOptions:
         check_fields(self, integer, "max_steps", at_least=0, optional=True)
 
 
-@register(
+@register_solver(
     "local_search",
     options=LocalSearchOptions,
     batched=True,
@@ -79,7 +79,7 @@ class LocalSearchOptions:
     searches=True,
     forms=("sparse", "factored"),
 )
-def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Result:
+def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> SolverResult:
     """Exchange two vertices, the best pair at a time, until no exchange improves f."""
     mask = starting_masks(problem, options.start, run)
     run.ctrl_c_stops()
@@ -91,13 +91,13 @@ def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Res
     if use_triton(KERNEL, mask.device, _unsupported_reason(problem, options, run)):
         from grace_opt.kernels.exchange.gpu import swap_refine
 
-        return Result(swap_refine(problem.W, mask, problem.candidates, torch.iinfo(torch.int32).max))
+        return SolverResult(swap_refine(problem.W, mask, problem.candidates, torch.iinfo(torch.int32).max))
     if mask.device.type == "cpu":
         return _compiled(problem, mask, options.max_steps, run)
     return _torch(problem, mask, options.max_steps, run)
 
 
-def _torch(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> Result:
+def _torch(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> SolverResult:
     """Run the torch reference, checking the clock at every step."""
     limit = torch.zeros_like(problem.k, dtype=torch.bool)
 
@@ -110,7 +110,7 @@ def _torch(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> R
         return active
 
     steps = reference.improve(problem.W, mask, problem.candidates, going_on)
-    return Result(mask, limit=limit, stats={"iterations": steps})
+    return SolverResult(mask, limit=limit, stats={"iterations": steps})
 
 
 def _open(problem: Problem, mask: Tensor, active: Tensor, limit: Tensor, run: Run) -> Tensor:
@@ -122,7 +122,7 @@ def _open(problem: Problem, mask: Tensor, active: Tensor, limit: Tensor, run: Ru
     return active[still]
 
 
-def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> Result:
+def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> SolverResult:
     """Run the compiled loop on the CPU: many steps of an instance at once, checking the clock now and then."""
     from grace_opt.kernels.exchange.cpu import improve
 
@@ -150,10 +150,10 @@ def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -
         steps += most
         active = active[now - before == most]
     stats = {"iterations": int(done.max(initial=0))}
-    return Result(torch.from_numpy(chosen), limit=limit, stats=stats)
+    return SolverResult(torch.from_numpy(chosen), limit=limit, stats=stats)
 
 
-def _sparse(problem: Problem, W: SparseWeights, mask: Tensor, max_steps: int | None, run: Run) -> Result:
+def _sparse(problem: Problem, W: SparseWeights, mask: Tensor, max_steps: int | None, run: Run) -> SolverResult:
     """Run the compiled loop over edges, in slices that keep a time limit."""
     free, limit = problem.candidates[0], torch.zeros_like(problem.k, dtype=torch.bool)
     search = Exchanges(W.graph(free), mask[0][free].numpy())
@@ -175,10 +175,10 @@ def _sparse(problem: Problem, W: SparseWeights, mask: Tensor, max_steps: int | N
         if made < most:
             mask[0, free] = torch.from_numpy(search.x)
             break
-    return Result(mask, limit=limit, stats={"iterations": steps})
+    return SolverResult(mask, limit=limit, stats={"iterations": steps})
 
 
-def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, max_steps: int | None, run: Run) -> Result:
+def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, max_steps: int | None, run: Run) -> SolverResult:
     """Search among promising vertices, small dense problems, until a look at all exchanges finds none to improve f."""
     if max_steps is not None:
         raise OptionError(
@@ -214,7 +214,7 @@ def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, max_steps: int
                 break  # what is left to gain is less than the rounding of f
         limit[b], mask[b] = vertices is None, choice.mask
         its.note([choice.value])
-    return Result(mask, limit=limit, stats={"iterations": steps})
+    return SolverResult(mask, limit=limit, stats={"iterations": steps})
 
 
 def _is_late(run: Run, seconds: float) -> bool:

@@ -22,9 +22,9 @@ from grace_opt.kernels.greedy import cost_path, first_scores, greedy_order
 from grace_opt.kernels.sparse import greedy as sparse_greedy
 from grace_opt.objective import mask_from_indices
 from grace_opt.problem import Problem, SparseWeights
-from grace_opt.registry import check_fields, flag, register
+from grace_opt.registry import check_fields, flag, register_solver
 from grace_opt.run import Run
-from grace_opt.solution import Result
+from grace_opt.solution import SolverResult
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,10 @@ class MiesOptions:
         check_fields(self, flag, "path")
 
 
-@register("mies", options=MiesOptions, batched=True, guarantee="optimal for diagonal W", forms=("sparse", "factored"))
-def mies(problem: Problem, options: MiesOptions, run: Run) -> Result:
+@register_solver(
+    "mies", options=MiesOptions, batched=True, guarantee="optimal for diagonal W", forms=("sparse", "factored")
+)
+def mies(problem: Problem, options: MiesOptions, run: Run) -> SolverResult:
     """Add the vertex that increases f least, k times; ties go to the lowest index."""
     if isinstance(problem.weights, SparseWeights):
         return _sparse(problem, problem.weights, options, run)
@@ -54,14 +56,14 @@ def mies(problem: Problem, options: MiesOptions, run: Run) -> Result:
         return _by_columns(problem, problem.W, options, run)
     if not options.path:
         taken = greedy_order(problem.W, None, problem.candidates, problem.k, problem.k_max)
-        return Result(taken.mask, objective=taken.rise)
+        return SolverResult(taken.mask, objective=taken.rise)
     order = greedy_order(problem.W, None, problem.candidates, problem.candidates.sum(-1), problem.n).order
     step = torch.arange(problem.n, device=order.device)
     mask = mask_from_indices(torch.where(step < problem.k.unsqueeze(-1), order, -1), problem.n)
-    return Result(mask, stats={"order": order, "path": cost_path(problem.W, order)}, objective_stats=("path",))
+    return SolverResult(mask, stats={"order": order, "path": cost_path(problem.W, order)}, objective_stats=("path",))
 
 
-def _sparse(problem: Problem, W: SparseWeights, options: MiesOptions, run: Run) -> Result:
+def _sparse(problem: Problem, W: SparseWeights, options: MiesOptions, run: Run) -> SolverResult:
     """The same choices from the edges alone, by a heap; when time is up, the least scores complete the set at once."""
     graph, n, k = W.graph(), problem.n, problem.k_max
     count = int(problem.candidates.sum()) if options.path else k
@@ -70,22 +72,22 @@ def _sparse(problem: Problem, W: SparseWeights, options: MiesOptions, run: Run) 
     mask = mask_from_indices(order[:, :k], n)
     if not options.path:
         known = None if cut else torch.tensor([rise], dtype=torch.float64, device="cpu")
-        return Result(mask, limit=limit, objective=known)
+        return SolverResult(mask, limit=limit, objective=known)
     stats = {
         "order": torch.nn.functional.pad(order, (0, n - count), value=-1),
         "path": sparse_greedy.path_of(graph, order),
     }
-    return Result(mask, limit=limit, stats=stats, objective_stats=("path",))
+    return SolverResult(mask, limit=limit, stats=stats, objective_stats=("path",))
 
 
-def _by_columns(problem: Problem, W: ColumnWeights, options: MiesOptions, run: Run) -> Result:
+def _by_columns(problem: Problem, W: ColumnWeights, options: MiesOptions, run: Run) -> SolverResult:
     """The same on columns computed one after the other, in blocks if time is short."""
     scores = first_scores(problem.W, problem.candidates)
     count, width = (problem.candidates.sum(-1), problem.n) if options.path else (problem.k, problem.k_max)
     taken, cut = greedy.greedy_order(W, scores, count, width, run.left)
     if not options.path:
-        return Result(taken.mask, limit=cut, objective=None if cut.any() else taken.rise)
+        return SolverResult(taken.mask, limit=cut, objective=None if cut.any() else taken.rise)
     step = torch.arange(problem.n, device=scores.device)
     mask = mask_from_indices(torch.where(step < problem.k.unsqueeze(-1), taken.order, -1), problem.n)
     stats = {"order": taken.order, "path": greedy.cost_path(W, taken.order)}
-    return Result(mask, limit=cut, stats=stats, objective_stats=("path",))
+    return SolverResult(mask, limit=cut, stats=stats, objective_stats=("path",))

@@ -26,9 +26,9 @@ from grace_opt.bounds.qcr import LARGEST_RELAXED, SECONDS_PER_CUBE
 from grace_opt.bounds.sparse import least_seconds
 from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.problem import Problem, SparseWeights
-from grace_opt.registry import check_fields, choice, integer, register
+from grace_opt.registry import check_fields, choice, integer, register_solver
 from grace_opt.run import Run
-from grace_opt.solution import Result, proved
+from grace_opt.solution import SolverResult, proved
 
 #: Approximate seconds of `drop_greedy` per entry of W; and of sparse W, where it gets at most a share of the time.
 SECONDS_TO_DROP, SECONDS_TO_DROP_EDGES, EDGES_SHARE = 2e-8, 6e-7, 0.1
@@ -65,7 +65,7 @@ class PortfolioOptions:
         check_fields(self, choice, "bound", allowed=bounds.LEVELS)
 
 
-@register(
+@register_solver(
     "portfolio",
     options=PortfolioOptions,
     batched=True,
@@ -74,7 +74,7 @@ class PortfolioOptions:
     searches=True,
     forms=("sparse", "factored"),
 )
-def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
+def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> SolverResult:
     """Greedy, tabu search and a certificate; with a time limit, also branch and bound and more tabu search."""
     if isinstance(problem.weights, SparseWeights):
         return _of_edges(problem, options, run)
@@ -109,7 +109,7 @@ def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
             last = _call("tabu", part, run.instances(rows.tolist()), start=mask[rows])
             mask[rows] = _better(part, mask[rows], last.mask)
             stats["iterations"] += last.stats["iterations"]
-    return Result(mask, bound, limit, stats, certified=options.bound)
+    return SolverResult(mask, bound, limit, stats, certified=options.bound)
 
 
 def _prove(problem: Problem, rows: Tensor, mask: Tensor, bound: Tensor, run: Run, stats: dict[str, Any]) -> None:
@@ -134,7 +134,7 @@ def _prove(problem: Problem, rows: Tensor, mask: Tensor, bound: Tensor, run: Run
             break
 
 
-def _of_edges(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
+def _of_edges(problem: Problem, options: PortfolioOptions, run: Run) -> SolverResult:
     """Greedy, annealing, tabu search on small graphs, and a certificate; for sparse W."""
     mask, entries = _call("mies", problem, run).mask, problem.W.numel()
     run.ctrl_c_stops()
@@ -155,7 +155,7 @@ def _of_edges(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
     return _certified("annealing", problem, mask, stats, options, run)
 
 
-def _by_columns(problem: Problem, W: ColumnWeights, options: PortfolioOptions, run: Run) -> Result:
+def _by_columns(problem: Problem, W: ColumnWeights, options: PortfolioOptions, run: Run) -> SolverResult:
     """Greedy, tabu search until the limit less the time of a certificate, and that, for W that is never formed."""
     search = run.leaving(bounds.seconds_to_certify(problem, options.bound))
     first = _call("mies", problem, search.until(MOST_OF_IT))  # in blocks, if it must be
@@ -174,7 +174,7 @@ def _by_columns(problem: Problem, W: ColumnWeights, options: PortfolioOptions, r
 
 def _certified(
     name: str, problem: Problem, mask: Tensor, stats: dict[str, Any], options: PortfolioOptions, run: Run
-) -> Result:
+) -> SolverResult:
     """Add a certificate; if it has left some of a time limit, search what is not proved until then, by this method."""
     bound = bounds.certificate(problem, options.bound, incumbent=mask, run=run.beside_search())
     open_ = ~proved(problem, mask, objective.evaluate(problem.W, mask), bound)
@@ -184,10 +184,10 @@ def _certified(
         found = _call(name, part, told, start=mask[rows])
         mask[rows] = _better(part, mask[rows], found.mask)
         stats["iterations"] += found.stats["iterations"]
-    return Result(mask, bound, open_ & run.limited, stats, certified=options.bound)
+    return SolverResult(mask, bound, open_ & run.limited, stats, certified=options.bound)
 
 
-def _call(name: str, problem: Problem, run: Run, **options: Any) -> Result:
+def _call(name: str, problem: Problem, run: Run, **options: Any) -> SolverResult:
     spec = registry.get(name)
     return spec.solve(problem, spec.make_options(options), run)
 

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 
 from grace_opt.problem import Problem
-from grace_opt.registry import NoOptions, register
+from grace_opt.registry import NoOptions, register_solver
 from grace_opt.run import Run
-from grace_opt.solution import Result
+from grace_opt.solution import SolverResult
 
 
-@register("random", batched=True, guarantee="none", forms=("sparse", "factored"))
-def random(problem: Problem, options: NoOptions, run: Run) -> Result:
+@register_solver("random", batched=True, guarantee="none", forms=("sparse", "factored"))
+def random(problem: Problem, options: NoOptions, run: Run) -> SolverResult:
     """Take a uniformly random set of k candidates."""
     priority = torch.from_numpy(np.random.default_rng(run.seed).permutation(problem.n)).to(problem.W.device)
     priority = torch.where(problem.candidates, priority, torch.full_like(priority, problem.n))
     rank = priority.argsort(dim=-1, stable=True).argsort(dim=-1)
-    return Result(rank < problem.k.unsqueeze(-1))
+    return SolverResult(rank < problem.k.unsqueeze(-1))

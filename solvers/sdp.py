@@ -27,9 +27,9 @@ from grace_opt._util.memory import free_memory
 from grace_opt.bounds import sdp_dual, sdp_primal
 from grace_opt.errors import SolverError
 from grace_opt.problem import Problem
-from grace_opt.registry import check_fields, choice, flag, integer, number, register
+from grace_opt.registry import check_fields, choice, flag, integer, number, register_solver
 from grace_opt.run import Run
-from grace_opt.solution import Result
+from grace_opt.solution import SolverResult
 
 #: "auto" uses Clarabel up to this number of candidates: there it is faster, and it is always more accurate.
 CLARABEL_MAX_CANDIDATES = 12
@@ -78,10 +78,10 @@ class SdpOptions:
         check_fields(self, number, "max_memory", above=0, optional=True, hint="GiB")
 
 
-@register(
+@register_solver(
     "sdp", options=SdpOptions, batched=True, requires=("cvxpy",), guarantee="certified lower bound", compiled=True
 )
-def sdp(problem: Problem, options: SdpOptions, run: Run) -> Result:
+def sdp(problem: Problem, options: SdpOptions, run: Run) -> SolverResult:
     """Certified bound by semidefinite relaxation (shor, dnn, rlt), rounded and polished."""
     counts = zip(problem.candidates.sum(-1).tolist(), problem.k.tolist(), strict=True)
     sizes = [m for m, k in counts if 1 < k < m - 1]
@@ -95,7 +95,7 @@ def sdp(problem: Problem, options: SdpOptions, run: Run) -> Result:
     stats["iterations"] = sum(one["iterations"] for one in each)
     lower = torch.tensor(bounds, dtype=torch.float64, device="cpu")
     limit = torch.tensor(limits, dtype=torch.bool, device="cpu")
-    return Result(torch.stack(masks), lower, limit, stats, objective_stats=("relaxation",))
+    return SolverResult(torch.stack(masks), lower, limit, stats, objective_stats=("relaxation",))
 
 
 def _one(problem: Problem, options: SdpOptions, run: Run) -> tuple[Tensor, float, bool, dict[str, Any]]:

@@ -32,9 +32,9 @@ from grace_opt.kernels.sparse.pace import Pace
 from grace_opt.kernels.sparse.tabu import ELITE_SETS, TabuSearch
 from grace_opt.parallel import map_in_threads
 from grace_opt.problem import Problem, SparseWeights
-from grace_opt.registry import check_fields, integer, register
+from grace_opt.registry import check_fields, integer, register_solver
 from grace_opt.run import Run
-from grace_opt.solution import Result
+from grace_opt.solution import SolverResult
 from grace_opt.starts import starting_masks
 
 #: Iterations per vertex in all (if no limit is given) and before a restart.
@@ -83,7 +83,7 @@ class TabuOptions:
         check_fields(self, integer, "restart_after", "tenure", at_least=1, optional=True)
 
 
-@register(
+@register_solver(
     "tabu",
     options=TabuOptions,
     batched=True,
@@ -92,7 +92,7 @@ class TabuOptions:
     searches=True,
     forms=("sparse", "factored"),
 )
-def tabu(problem: Problem, options: TabuOptions, run: Run) -> Result:
+def tabu(problem: Problem, options: TabuOptions, run: Run) -> SolverResult:
     """Exchange vertices, even uphill, with memory; usually optimal, proves nothing."""
     masks = starting_masks(problem, options.start, run)
     run.ctrl_c_stops()
@@ -108,10 +108,10 @@ def tabu(problem: Problem, options: TabuOptions, run: Run) -> Result:
         map_in_threads(kind.advance, waiting, run)
     mask = torch.from_numpy(np.stack([search.mask() for search in searches])).to(problem.W.device)
     limit = torch.tensor([not search.done for search in searches], dtype=torch.bool, device=problem.W.device)
-    return Result(mask, limit=limit, stats={"iterations": sum(search.spent for search in searches)})
+    return SolverResult(mask, limit=limit, stats={"iterations": sum(search.spent for search in searches)})
 
 
-def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, options: TabuOptions, run: Run) -> Result:
+def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, options: TabuOptions, run: Run) -> SolverResult:
     """Search windows of promising and of random vertices, one small dense problem after the other."""
     limit, spent = torch.zeros_like(problem.k, dtype=torch.bool), 0
     default = 2**62 if run.limited else max(1000, ITERATIONS_PER_VERTEX * problem.n)
@@ -139,7 +139,7 @@ def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, options: TabuO
             if better or left + count == budget:
                 its.report(0, choice.value, -np.inf, choice.mask.cpu().numpy())
         limit[b], mask[b] = left > 0, choice.mask
-    return Result(mask, limit=limit, stats={"iterations": spent})
+    return SolverResult(mask, limit=limit, stats={"iterations": spent})
 
 
 def _window(choice: Choice, share: float, generator: torch.Generator) -> Tensor:

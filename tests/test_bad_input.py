@@ -345,7 +345,7 @@ def test_unknown_method_suggests_the_nearest():
 
 
 def test_missing_extra_is_named():
-    grace_opt.register("needs_it", requires=("no_such_module:peers",))(lambda p, o, r: None)
+    grace_opt.register_solver("needs_it", requires=("no_such_module:peers",))(lambda p, o, r: None)
     try:
         with pytest.raises(UnknownSolverError, match=r'pip install "\.\[peers\]"'):
             solve(EYE, 1, method="needs_it")

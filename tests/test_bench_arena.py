@@ -29,7 +29,7 @@ from bench.arena.stored import Layer, Method, Stored
 from bench.passages import cases, long_passages, passages
 from bench.questions import Fact, Text, prompts
 from grace_opt.errors import EvaluationError
-from grace_opt.hf import PrunedKeyCache, attention_implementation, calibrate_basis, export_static
+from grace_opt.hf import CompressedCache, attention_implementation, calibrate_basis, export_static
 from grace_opt.hf.bits.classes import SINKS, WINDOW
 from grace_opt.hf.evaluation import compare_predictions
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
@@ -145,7 +145,7 @@ def test_a_contender_has_the_cache_of_a_prompt_that_is_read(name: str, read: tup
     with attention_implementation(subject.model, "grace_sdpa"), torch.no_grad():
         cache, bits = contenders([])[name].make(subject, prompt)
         config = cache.layers[0].plan.config
-        same = PrunedKeyCache(subject.model, pruning=config)
+        same = CompressedCache(subject.model, pruning=config)
         subject.model(ids, past_key_values=same)
     for one, other in zip(cache.layers, same.layers, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one.full_width(), other.full_width(), strict=True))

@@ -21,7 +21,7 @@ from bench import bits, bits_page, calibration
 from bench.bits_variants import VARIANTS
 from bench.passages import WORDS, cases, passages
 from bench.real_model import read_text
-from grace_opt.hf import PrunedKeyCache, attention_implementation, calibrate_basis, capture
+from grace_opt.hf import CompressedCache, attention_implementation, calibrate_basis, capture_attention
 from grace_opt.hf.bits import importance
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
 
@@ -137,11 +137,11 @@ def test_a_filled_cache_is_that_of_a_prompt_that_is_read(name: str, books: list[
     prompt, later = ids[:, :180], ids[:, 180:]
     settings = bits.settings_of(name, basis)
     with attention_implementation(model, "grace_sdpa"), torch.no_grad():
-        captured = capture(model, prompt)
-        read = PrunedKeyCache(model, **settings)
+        captured = capture_attention(model, prompt)
+        read = CompressedCache(model, **settings)
         model(prompt, past_key_values=read)
         for _ in range(2):  # nothing that is captured is changed
-            cache = bits.filled(PrunedKeyCache(model, **settings), captured)
+            cache = bits.filled(CompressedCache(model, **settings), captured)
             for one, other in zip(cache.layers, read.layers, strict=True):
                 assert all(torch.equal(a, b) for a, b in zip(one.full_width(), other.full_width(), strict=True))
             sizes = bits.sizes_of(bits.stored_bits(cache))

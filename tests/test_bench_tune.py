@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 
 from bench import calibration
 from bench import tune as bench_tune
-from grace_opt.hf import PruningConfig, calibrate_basis
+from grace_opt.hf import CacheConfig, calibrate_basis
 from grace_opt.hf.models import POCKET_FOLDER
 from grace_opt.hf.tune import Candidate, measuring
 
@@ -52,8 +52,8 @@ def test_a_text_is_measured_by_what_the_others_recommend() -> None:
 @pytest.mark.slow
 def test_numbers_go_onto_a_page(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     candidates = [
-        Candidate("ratio 0.5", "pruned", PruningConfig(ratio=0.5)),
-        Candidate("ratio 0.3", "pruned", PruningConfig(ratio=0.3)),
+        Candidate("ratio 0.5", "pruned", CacheConfig(ratio=0.5)),
+        Candidate("ratio 0.3", "pruned", CacheConfig(ratio=0.3)),
     ]
     monkeypatch.setattr(bench_tune, "default_candidates", lambda context, basis: candidates)
     monkeypatch.setattr(

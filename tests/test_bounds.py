@@ -480,7 +480,7 @@ def test_bounds_of_one_form_name_the_form_they_read(name):
 
 
 def test_bounds_of_matrices_name_themselves_for_factors():
-    problem = Problem.of(grace_opt.Factored.product(np.eye(4), np.eye(4)), 2).flatten()
+    problem = Problem.of(grace_opt.FactoredWeights.product(np.eye(4), np.eye(4)), 2).flatten()
     for name in NAMED:
         with pytest.raises(ProblemError, match=f"^{name} reads W as a matrix"):
             getattr(bounds, name)(problem)

@@ -141,7 +141,7 @@ def test_compare_interrupted(run, file):
     def interrupted(problem, options, run):
         raise KeyboardInterrupt
 
-    grace_opt.register("interrupted")(interrupted)
+    grace_opt.register_solver("interrupted")(interrupted)
     try:
         shown = run("compare", file, "-k", 3, "--method", "mies", "--method", "interrupted", "--json")
     finally:

@@ -17,7 +17,16 @@ from hypothesis import given, settings
 from rich.console import Console
 
 import grace_opt
-from grace_opt import Comparison, ComparisonError, OptionError, Result, SolverError, Status, UnknownSolverError, compare
+from grace_opt import (
+    Comparison,
+    ComparisonError,
+    OptionError,
+    SolverError,
+    SolverResult,
+    Status,
+    UnknownSolverError,
+    compare,
+)
 from grace_opt._util import progress as progress_module
 from grace_opt.errors import FileError
 from grace_opt.testing import batches, check_solution, instance, instances
@@ -33,7 +42,7 @@ def register():
     names = []
 
     def add(name, solver, **keywords):
-        grace_opt.register(name, **keywords)(solver)
+        grace_opt.register_solver(name, **keywords)(solver)
         names.append(name)
 
     yield add
@@ -42,7 +51,7 @@ def register():
 
 
 def first(problem, options, run):
-    return Result(problem.candidates & (problem.candidates.cumsum(-1) <= problem.k.unsqueeze(-1)))
+    return SolverResult(problem.candidates & (problem.candidates.cumsum(-1) <= problem.k.unsqueeze(-1)))
 
 
 def shown(thing):
@@ -128,7 +137,7 @@ def test_the_best_bound_serves_methods_that_have_none():
 
 def test_integer_steps_do_not_leave_a_gap_behind_a_proof(register):
     def half(problem, options, run):
-        return Result(first(problem, options, run).mask, lower_bound=torch.full((1,), 3.5, dtype=torch.float64))
+        return SolverResult(first(problem, options, run).mask, lower_bound=torch.full((1,), 3.5, dtype=torch.float64))
 
     register("half", half, batched=True)
     all_ = compare(np.diag([4, 4, 9]), 1, ["half", "mies"])
@@ -153,7 +162,7 @@ def test_an_answer_that_is_proved_up_to_rounding_is_no_bound(shape, maximize, re
     def first_three(problem, options, run):
         mask = torch.zeros_like(problem.candidates)
         mask[:, :3] = True
-        return Result(mask, lower_bound=torch.full((len(mask),), -5000.0, dtype=torch.float64))
+        return SolverResult(mask, lower_bound=torch.full((len(mask),), -5000.0, dtype=torch.float64))
 
     register("first_three", first_three, batched=True)
     W = np.broadcast_to((-1 if maximize else 1) * CANCELLING, (*shape, 4, 4)).copy()
@@ -173,7 +182,7 @@ def test_a_wrong_bound_is_found_among_giants(register):
     def wrong(problem, options, run):
         mask = torch.zeros_like(problem.candidates)
         mask[:, :3] = True
-        return Result(mask, lower_bound=torch.zeros(len(mask), dtype=torch.float64))
+        return SolverResult(mask, lower_bound=torch.zeros(len(mask), dtype=torch.float64))
 
     register("wrong", wrong, batched=True)
     W = np.where(np.abs(CANCELLING) == GIANT, CANCELLING / 1e7, CANCELLING)
@@ -348,7 +357,7 @@ def test_table_of_a_batch():
 def test_nodes_are_shown_where_a_method_counts_them(register, per_instance):
     def counted(problem, options, run):
         nodes = torch.arange(7, 7 + len(problem.W)) if per_instance else 1234
-        return Result(first(problem, options, run).mask, stats={"nodes": nodes})
+        return SolverResult(first(problem, options, run).mask, stats={"nodes": nodes})
 
     register("counted", counted, batched=True)
     assert "nodes" not in shown(compare(W3, 2, ["mies"]))
@@ -414,7 +423,7 @@ def test_frame_without_pandas_names_the_extra(monkeypatch):
 
 def test_verify_finds_methods_that_contradict_each_other(register):
     def boasts(problem, options, run):
-        return Result(first(problem, options, run).mask, lower_bound=torch.full((1,), 6.5, dtype=torch.float64))
+        return SolverResult(first(problem, options, run).mask, lower_bound=torch.full((1,), 6.5, dtype=torch.float64))
 
     register("boasts", boasts, batched=True)  # 7 is f of the first two, and 5 the optimum
     all_ = compare([[4.0, -0.5, -2.0], [-0.5, 4.0, 0.0], [-2.0, 0.0, 5.0]], 2, ["boasts", "exhaustive"])
@@ -432,7 +441,9 @@ def test_a_wrong_claim_is_marked_and_nobody_takes_it_over(register, maximize, ce
 
     def boasts(problem, options, run):
         mask = first(problem, options, run).mask
-        return Result(mask, lower_bound=torch.full((len(mask),), 6.5 if not maximize else -5.5, dtype=torch.float64))
+        return SolverResult(
+            mask, lower_bound=torch.full((len(mask),), 6.5 if not maximize else -5.5, dtype=torch.float64)
+        )
 
     register("boasts", boasts, batched=True)
     W = np.array([[4.0, -0.5, -2.0], [-0.5, 4.0, 0.0], [-2.0, 0.0, 5.0]])  # 7 is f of the first two, 5 and 9 the best

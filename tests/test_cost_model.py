@@ -18,7 +18,7 @@ from bench import cost_model
 from bench.cost_model import MODELS, Cost, Model, Rates
 from bench.report import si
 from grace_opt import interaction_matrix
-from grace_opt.hf import PrunedKeyCache
+from grace_opt.hf import CompressedCache
 
 TINY = Model("tiny", layers=2, kv_heads=2, query_heads=4, head_dim=10, hidden=24, intermediate=36, vocabulary=50)
 TOKENS = 50
@@ -133,7 +133,7 @@ def test_a_decoding_step_is_what_a_model_multiplies(network: LlamaForCausalLM, r
     ids, step = torch.ones(2, TOKENS, dtype=torch.long), torch.ones(2, 1, dtype=torch.long)
     cache = None
     if ratio is not None:
-        cache = PrunedKeyCache(network, ratio=ratio)
+        cache = CompressedCache(network, ratio=ratio)
     network.set_attn_implementation("eager" if ratio is None else "grace_eager")
     with torch.no_grad():
         cache = network(ids, past_key_values=cache, use_cache=True).past_key_values
@@ -145,7 +145,7 @@ def test_a_decoding_step_is_what_a_model_multiplies(network: LlamaForCausalLM, r
 
 
 def test_bytes_of_a_step_are_those_of_the_cache(network: LlamaForCausalLM) -> None:
-    cache = PrunedKeyCache(network, ratio=0.6)
+    cache = CompressedCache(network, ratio=0.6)
     network.set_attn_implementation("grace_sdpa")
     with torch.no_grad():
         network(torch.ones(2, TOKENS, dtype=torch.long), past_key_values=cache)

@@ -25,7 +25,7 @@ from grace_opt._util.ctrl_c import kept_ctrl_c
 from grace_opt.cli.app import app
 from grace_opt.problem import Problem
 from grace_opt.run import Run, _Stop
-from grace_opt.solution import Result
+from grace_opt.solution import SolverResult
 from tests import children
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
@@ -104,7 +104,7 @@ def method():
     names = []
 
     def add(function, name="interrupted", **how):
-        registry.register(name, **how)(function)
+        registry.register_solver(name, **how)(function)
         names.append(name)
         return name
 
@@ -131,7 +131,7 @@ def waits(presses, choice=True):
             press()
         ended = run.expired()
         first = problem.candidates & (problem.candidates.cumsum(-1) <= problem.k.unsqueeze(-1))
-        return Result(first, limit=ended | (problem.k < 0))
+        return SolverResult(first, limit=ended | (problem.k < 0))
 
     return solver
 

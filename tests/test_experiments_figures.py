@@ -16,7 +16,7 @@ from bench.experiments.registry import Experiment, Settings
 from bench.experiments.tensors import LayerTensors, load
 from grace_opt.attention.weights import salient_channels
 from grace_opt.errors import GraceError, OptionError
-from grace_opt.hf import PruningConfig, Quantization, SnapKV, StreamingLLM
+from grace_opt.hf import CacheConfig, Quantization, SnapKV, StreamingLLM
 from grace_opt.sweep import Cell, Description, make_report, run_sweep, write_description
 from grace_opt.sweep.plots import PALETTE
 
@@ -229,26 +229,26 @@ def test_attention_of_a_compression_is_what_reference_measures() -> None:
     made = tensors(prompt=128)
     half = dataclasses.replace(made, **{n: getattr(made, n).half().float() for n in ("queries", "keys", "values")})
     dense = compressions.DenseAttention(half, 128)
-    found = dense.measure(PruningConfig(method="mies", ratio=0.5))
+    found = dense.measure(CacheConfig(method="mies", ratio=0.5))
     mask = choose("MIES", interactions(half, 128), half.keys[:, :128], 0.5).pruned
     assert found.output == pytest.approx(Reference(half, 128).prune(mask).means()["output"], rel=1e-6)
     kept = 2 * 96 * 8 * 2 + 2 * 8 * 8 + 2 * 32 * 16 * 2 + 2 * 128 * 16 * 2  # old keys, indices, recent keys, values
     assert (found.stored, found.dense) == (kept, 2 * 2 * 128 * 16 * 2)
-    same = dense.measure(PruningConfig(method="think", ratio=0.0))
+    same = dense.measure(CacheConfig(method="think", ratio=0.0))
     assert (same.kl, same.output) == (0.0, 0.0)
 
 
 def test_eviction_loses_the_attention_that_the_evicted_had() -> None:
     made = tensors(prompt=128)
     made = dataclasses.replace(made, queries=torch.zeros_like(made.queries))  # all keys weigh the same
-    found = compressions.DenseAttention(made, 128).measure(PruningConfig("think", 0.0, evict=StreamingLLM(64)))
+    found = compressions.DenseAttention(made, 128).measure(CacheConfig("think", 0.0, evict=StreamingLLM(64)))
     expected = sum(math.log((128 + n) / (64 + n)) for n in range(1, 17)) / 16
     assert found.kl == pytest.approx(expected, rel=1e-6)
 
 
 def test_fewer_bits_are_fewer_bytes_and_more_loss() -> None:
     dense = compressions.DenseAttention(tensors(prompt=128, d=32), 128)
-    found = [dense.measure(PruningConfig("think", 0.0, quantize=Quantization(b, b, backend="hqq"))) for b in (8, 4, 2)]
+    found = [dense.measure(CacheConfig("think", 0.0, quantize=Quantization(b, b, backend="hqq"))) for b in (8, 4, 2)]
     assert [f.stored for f in found] == sorted((f.stored for f in found), reverse=True)
     assert [f.kl for f in found] == sorted(f.kl for f in found)
 
@@ -264,7 +264,7 @@ def test_a_needle_task_has_exactly_its_tokens_and_all_answers_are_in_the_prompt(
             assert tokenizer.decode(task.continuation[first:end]) in text
     dense = continuation.read(model, task, None)
     assert (dense.first, dense.later, dense.kl, dense.share) == (1.0, 1.0, 0.0, 1.0)
-    lost = continuation.read(model, task, PruningConfig("think", 0.0, evict=SnapKV(40)), dense)
+    lost = continuation.read(model, task, CacheConfig("think", 0.0, evict=SnapKV(40)), dense)
     assert lost.kl > 0.1
     assert lost.share < 0.4
     assert lost.nll > dense.nll

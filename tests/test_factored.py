@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import grace_opt
-from grace_opt import Factored, OptionError, Problem, ProblemError
+from grace_opt import FactoredWeights, OptionError, Problem, ProblemError
 from grace_opt.bounds import factored as bounds
 from grace_opt.bounds.factored import continuous_bound, factored_bound
 from grace_opt.kernels.columns import source
@@ -88,7 +88,7 @@ def factored(draw, whole=True):
 @given(factored(whole=False), st.integers(0, 2**32 - 1))
 def test_its_parts_are_those_of_the_formed_w(drawn, seed):
     terms, diagonal, k = drawn
-    W, expected = Factored(terms, diagonal=diagonal), formed(terms, diagonal)
+    W, expected = FactoredWeights(terms, diagonal=diagonal), formed(terms, diagonal)
     rng = np.random.default_rng(seed)
     x, mask = rng.normal(size=W.n), np.isin(np.arange(W.n), rng.permutation(W.n)[:k])
     close = {"rtol": 1e-10, "atol": 1e-10}
@@ -115,7 +115,11 @@ def test_what_node_weights_replace_takes_no_digits_along(block, giant, signed, s
     A, own = giant * np.eye(n) + rng.normal(size=(n, n)) / giant, rng.random(n)
     A = A if signed else np.abs(A)
     terms = [((A, A), None)]
-    W, exact, sizes = Factored(terms, diagonal=own), exactly(terms, own), exactly([((abs(A), abs(A)), None)], own)
+    W, exact, sizes = (
+        FactoredWeights(terms, diagonal=own),
+        exactly(terms, own),
+        exactly([((abs(A), abs(A)), None)], own),
+    )
     share = W.additions * Fraction(source.EPS)
     for i, (row, size) in enumerate(zip(W.times(torch.ones(n)).tolist(), W.magnitude_rows().tolist(), strict=True)):
         assert sum(sizes[i]) <= Fraction(size) <= 3 * sum(sizes[i])
@@ -142,7 +146,7 @@ def test_what_is_replaced_is_left_out_block_by_block(monkeypatch):
     monkeypatch.setattr(source, "BLOCK_BYTES", 128)  # one column, or two of four
     x = 1e9 * np.eye(4) + np.arange(16).reshape(4, 4)
     own, everyone = np.array([0.4, 0.3, 0.1, 0.2]), torch.ones(4, dtype=torch.bool)
-    W = Factored([((x, x), None)], diagonal=own)
+    W = FactoredWeights([((x, x), None)], diagonal=own)
     expected = formed([((x, x), None)], own)
     assert float(W.objective(everyone)) == pytest.approx(expected.sum(), rel=1e-12)
     assert float(W.magnitude(everyone)) == pytest.approx(expected.sum(), rel=1e-12)
@@ -154,7 +158,7 @@ def test_what_is_replaced_is_left_out_block_by_block(monkeypatch):
 @given(factored(), st.integers(0, 8))
 def test_whole_numbers_give_the_answers_of_the_formed_w(block, drawn, protected):
     terms, diagonal, k = drawn
-    W, dense = Factored(terms, diagonal=diagonal), formed(terms, diagonal)
+    W, dense = FactoredWeights(terms, diagonal=diagonal), formed(terms, diagonal)
     out = [protected] if protected < W.n and k < W.n else []
     for method, expected in (("mies", oracle.mies), ("drop_greedy", oracle.drop_greedy), ("think", oracle.think)):
         found = grace_opt.solve(W, k, method, protected=out)
@@ -171,7 +175,7 @@ def test_whole_numbers_give_the_answers_of_the_formed_w(block, drawn, protected)
 def test_bounds_are_bounds(drawn, protect):
     terms, diagonal, k = drawn
     out = [0] if protect and k < np.asarray(terms[0][0][0]).shape[-1] else []
-    W, best = Factored(terms, diagonal=diagonal), oracle.optimum(formed(terms, diagonal), k, out)
+    W, best = FactoredWeights(terms, diagonal=diagonal), oracle.optimum(formed(terms, diagonal), k, out)
     problem = Problem.of(W, k, protected=out).flatten()
     room = 1e-13 * float(W.magnitude(torch.ones(W.n, dtype=torch.bool)))
     for bound in (continuous_bound, factored_bound, grace_opt.bounds.certificate):
@@ -183,7 +187,7 @@ def test_bounds_are_bounds(drawn, protect):
 @pytest.mark.parametrize("size", [1e-150, 1e-100, 1.0, 1e100, 1e150])
 def test_bounds_of_factors_of_very_different_size(size):
     x, y = size * np.array([[1.0, 2.0, 0.0]]), np.array([[1.0, 0.0, 3.0]]) / size
-    found = grace_opt.solve(Factored([((x, y), None)]), 2, "exhaustive", certify=True)
+    found = grace_opt.solve(FactoredWeights([((x, y), None)]), 2, "exhaustive", certify=True)
     assert found.objective == pytest.approx(3.0)
     assert found.lower_bound == pytest.approx(3.0)
     assert float(continuous_bound(found.problem.flatten())) <= 3.0
@@ -194,7 +198,7 @@ def test_parts_of_a_term_are_semidefinite_and_lie_below_it(kind):
     rng = np.random.default_rng(kind)
     A, C, B, D = (rng.normal(size=(3, 14)) * scale for scale in (1.0, 30.0, 0.1, 2.0))
     pairs = [((A, A), (B, B)), ((A, C), (B, B)), ((A, A), (B, D)), ((A, C), (B, D))][kind]
-    (term,) = Factored([pairs]).terms
+    (term,) = FactoredWeights([pairs]).terms
     rest = formed([pairs])
     for part in bounds._grams(term):
         assert part.is_gram
@@ -209,12 +213,12 @@ def test_a_local_optimum_is_one_of_all_exchanges_not_only_of_promising_ones(monk
     monkeypatch.setattr(source, "BLOCK_BYTES", SMALL)
     rng = np.random.default_rng(seed)
     Q, K = rng.normal(size=(3, 40)), rng.normal(size=(2, 40))
-    found = grace_opt.solve(Factored.product(Q, K), 20, "local_search", start="random")
+    found = grace_opt.solve(FactoredWeights.product(Q, K), 20, "local_search", start="random")
     assert oracle.best_swap(formed([((Q, Q), (K, K))]), found.indices.tolist()) > -1e-9
 
 
 def test_an_exchange_that_only_the_pair_s_own_weight_makes_good_is_found():
-    W = Factored([((np.array([[10.0, 9.0]]), np.array([[10.0, 9.0]])), None)])
+    W = FactoredWeights([((np.array([[10.0, 9.0]]), np.array([[10.0, 9.0]])), None)])
     taken = Choice(W, torch.tensor([True, False]), torch.tensor([True, True]))
     assert float(taken.leave.min() + taken.enter.min()) > 0
     assert taken.improving(8, lambda: False).tolist() == [0, 1]
@@ -225,15 +229,17 @@ def test_an_exchange_that_only_the_pair_s_own_weight_makes_good_is_found():
 
 def test_the_continuous_bound_is_tight_where_the_relaxation_is():
     Q = np.ones((1, 6))
-    assert float(continuous_bound(Problem.of(Factored.product(Q, Q), 3).flatten())) == pytest.approx(9.0, rel=1e-4)
+    assert float(continuous_bound(Problem.of(FactoredWeights.product(Q, Q), 3).flatten())) == pytest.approx(
+        9.0, rel=1e-4
+    )
     K = np.diag([1.0, 2.0, 3.0, 4.0])  # W is diagonal: the relaxation's value, by Lagrange, is k² / Σ 1 / w
-    value = float(continuous_bound(Problem.of(Factored.product(K, K), 1).flatten()))
+    value = float(continuous_bound(Problem.of(FactoredWeights.product(K, K), 1).flatten()))
     assert value == pytest.approx(1 / (1 + 1 / 16 + 1 / 81 + 1 / 256), rel=1e-2)
 
 
 def test_a_certificate_proves_what_it_can(block):
     K = np.abs(np.random.default_rng(0).normal(size=(3, 12)))
-    found = grace_opt.solve(Factored.product(np.eye(12), K), 4, "mies", certify=True)  # W is diagonal
+    found = grace_opt.solve(FactoredWeights.product(np.eye(12), K), 4, "mies", certify=True)  # W is diagonal
     assert found.status is grace_opt.Status.OPTIMAL
     assert 0 < found.lower_bound <= found.objective
     found.verify()
@@ -244,7 +250,7 @@ def test_a_certificate_proves_what_it_can(block):
 @given(factored(whole=False))
 def test_searches_end_in_local_optima_no_worse_than_their_start(block, drawn):
     terms, diagonal, k = drawn
-    W, dense = Factored(terms, diagonal=diagonal), formed(terms, diagonal)
+    W, dense = FactoredWeights(terms, diagonal=diagonal), formed(terms, diagonal)
     start = grace_opt.solve(W, k, "random")
     found = grace_opt.solve(W, k, "local_search", start=start.mask)
     assert found.objective <= start.objective
@@ -258,7 +264,7 @@ def test_searches_end_in_local_optima_no_worse_than_their_start(block, drawn):
 
 def test_a_window_of_all_vertices_finds_what_tabu_finds(monkeypatch):
     rng = np.random.default_rng(3)
-    W = Factored.product(rng.normal(size=(4, 24)), rng.normal(size=(3, 24)))
+    W = FactoredWeights.product(rng.normal(size=(4, 24)), rng.normal(size=(3, 24)))
     dense = grace_opt.solve(W.dense("a test").numpy(), 9, "exhaustive")
     monkeypatch.setattr(source, "BLOCK_BYTES", SMALL)
     monkeypatch.setattr("grace_opt.solvers.tabu.window_size", lambda: 24)
@@ -271,22 +277,22 @@ def test_a_window_of_all_vertices_finds_what_tabu_finds(monkeypatch):
 def test_a_batch_is_its_instances_and_torch_is_numpy(block):
     rng = np.random.default_rng(1)
     Q, K = rng.normal(size=(3, 5, 13)), rng.normal(size=(7, 13)).astype(np.float32)
-    batch = Factored.product(Q, K)
+    batch = FactoredWeights.product(Q, K)
     for method in ("mies", "drop_greedy", "local_search", "tabu", "random"):
         together = grace_opt.solve(batch, [3, 5, 7], method)
-        tensors = grace_opt.solve(Factored.product(torch.from_numpy(Q), torch.from_numpy(K)), [3, 5, 7], method)
+        tensors = grace_opt.solve(FactoredWeights.product(torch.from_numpy(Q), torch.from_numpy(K)), [3, 5, 7], method)
         assert isinstance(tensors.mask, torch.Tensor)
         assert isinstance(together.mask, np.ndarray)
         assert np.array_equal(tensors.mask, together.mask)
         for b, k in enumerate((3, 5, 7)):
-            alone = grace_opt.solve(Factored.product(Q[b], K), k, method)
+            alone = grace_opt.solve(FactoredWeights.product(Q[b], K), k, method)
             assert np.array_equal(alone.mask, together.mask[b])
             assert alone.objective == together.objective[b]
 
 
 def test_pieces_of_a_batch_get_their_own_start_and_all_statistics(monkeypatch):
     rng = np.random.default_rng(5)
-    W = Factored.product(rng.integers(-3, 4, (4, 3, 10)), rng.integers(-3, 4, (4, 2, 10)))
+    W = FactoredWeights.product(rng.integers(-3, 4, (4, 3, 10)), rng.integers(-3, 4, (4, 2, 10)))
     start = np.stack([np.isin(np.arange(10), rng.permutation(10)[:4]) for _ in range(4)])
     whole = [grace_opt.solve(W, 4, "local_search", start=start, max_steps=0), grace_opt.solve(W, 4, path=True)]
     monkeypatch.setattr(source, "BLOCK_BYTES", 8 * 10**2 * 3)  # three at a time, then one
@@ -309,7 +315,7 @@ def test_all_instances_together_take_what_each_takes_alone():
     from grace_opt.kernels.columns.reference import greedy
 
     rng = np.random.default_rng(2)
-    W = Factored.product(rng.integers(-3, 4, (3, 4, 11)), rng.integers(-3, 4, (3, 2, 11)))
+    W = FactoredWeights.product(rng.integers(-3, 4, (3, 4, 11)), rng.integers(-3, 4, (3, 2, 11)))
     k = torch.tensor([2, 0, 9])
     for stop in (99, 4):
         calls = iter(range(1000))
@@ -328,14 +334,14 @@ def test_greedy_takes_blocks_if_time_is_short(method, seconds, monkeypatch):
     from grace_opt.kernels.columns.reference import greedy
 
     rng = np.random.default_rng(3)
-    W = Factored.product(rng.normal(size=(3, 200)), rng.normal(size=(3, 200)))
+    W = FactoredWeights.product(rng.normal(size=(3, 200)), rng.normal(size=(3, 200)))
     free, k = torch.arange(200)[None] >= 10, torch.tensor([60 if method == "mies" else 130])
     scores = W.diagonal() if method == "mies" else W.diagonal() - 2 * W.times(free[0].double())
     scores = scores[None].masked_fill(~free, torch.inf)
-    products, plain, clock = [], Factored.times, itertools.count()
+    products, plain, clock = [], FactoredWeights.times, itertools.count()
     monkeypatch.setattr(greedy, "time", types.SimpleNamespace(monotonic=lambda: float(next(clock))))
     monkeypatch.setattr(source, "SECONDS_TO_MULTIPLY", 1 / W.work())
-    monkeypatch.setattr(Factored, "times", lambda self, x: products.append(x.sum()) or plain(self, x))
+    monkeypatch.setattr(FactoredWeights, "times", lambda self, x: products.append(x.sum()) or plain(self, x))
     one = W.reshape(1, 200, 200)
     found, cut = greedy.greedy_order(one, scores, k, int(k), lambda: seconds - next(clock))
     order = found.order[0].tolist()
@@ -353,19 +359,19 @@ def test_greedy_takes_blocks_if_time_is_short(method, seconds, monkeypatch):
 
 
 def test_the_portfolio_goes_on_from_no_worse_than_think_if_greedy_was_cut_short(monkeypatch):
-    from grace_opt.solution import Result
+    from grace_opt.solution import SolverResult
     from grace_opt.solvers import portfolio
 
     monkeypatch.setattr(source, "BLOCK_BYTES", 1 << 14)
     rng, plain = np.random.default_rng(0), portfolio._call
-    W = Factored.product(rng.normal(size=(8, 400)), rng.normal(size=(8, 400)))
+    W = FactoredWeights.product(rng.normal(size=(8, 400)), rng.normal(size=(8, 400)))
 
     def cut_short(name, problem, run, **options):
         if name not in ("mies", "drop_greedy"):
             return plain(name, problem, run, **options)
         worst = problem.W.diagonal().argsort(dim=-1, descending=True)[:, :100]
         mask = torch.zeros_like(problem.candidates).scatter_(-1, worst, True)
-        return Result(mask, limit=torch.ones(1, dtype=torch.bool))
+        return SolverResult(mask, limit=torch.ones(1, dtype=torch.bool))
 
     monkeypatch.setattr(portfolio, "_call", cut_short)
     found = grace_opt.solve(W, 100, "portfolio", iterations=0)
@@ -376,8 +382,10 @@ def test_the_portfolio_goes_on_from_no_worse_than_think_if_greedy_was_cut_short(
 def test_f_is_that_of_the_choice_when_time_is_up(method):
     rng = np.random.default_rng(0)
     Q, K = (rng.normal(size=(8, 4000)) for _ in range(2))
-    for W in (Factored.product(Q, K), scipy.sparse.random_array((4000, 4000), density=0.01, rng=rng)):
-        found = grace_opt.solve(W if isinstance(W, Factored) else W + W.T, 500, method, time_limit=1e-6, check=False)
+    for W in (FactoredWeights.product(Q, K), scipy.sparse.random_array((4000, 4000), density=0.01, rng=rng)):
+        found = grace_opt.solve(
+            W if isinstance(W, FactoredWeights) else W + W.T, 500, method, time_limit=1e-6, check=False
+        )
         assert found.status is grace_opt.Status.LIMIT
         assert float(found.objective) == pytest.approx(float(found.verify().objective), rel=1e-12)
 
@@ -386,7 +394,7 @@ def test_w_of_tokens_is_its_definition():
     rng = np.random.default_rng(0)
     p, v = rng.dirichlet(np.ones(11), size=(2, 5)), rng.normal(size=(2, 11, 3))
     o = p @ v
-    W = Factored.tokens(p, v, o)
+    W = FactoredWeights.tokens(p, v, o)
     apart = v[:, None] - o[:, :, None]
     np.testing.assert_allclose(W.dense("a test"), np.einsum("bqi,bqj,bqid,bqjd->bij", p, p, apart, apart), atol=1e-14)
     assert W.is_semidefinite
@@ -394,14 +402,14 @@ def test_w_of_tokens_is_its_definition():
     assert not W.with_diagonal(torch.zeros(11)).is_semidefinite
     assert grace_opt.solve(W, 4, "random", certify=True).verify().gap.min() >= 0
     with pytest.raises(ProblemError, match=r"\(2, 5, 11\), \(2, 3, 11\) and \(2, 5, 3\): give \(..., q, n\)"):
-        Factored.tokens(p, v.swapaxes(-1, -2), o)
+        FactoredWeights.tokens(p, v.swapaxes(-1, -2), o)
 
 
 @pytest.mark.slow
 def test_limits_are_kept_where_w_is_never_formed(monkeypatch):
     monkeypatch.setattr(source, "BLOCK_BYTES", 1 << 14)
     rng = np.random.default_rng(0)
-    W = Factored.product(rng.normal(size=(8, 400)), rng.normal(size=(8, 400)))
+    W = FactoredWeights.product(rng.normal(size=(8, 400)), rng.normal(size=(8, 400)))
     for method in ("mies", "drop_greedy", "local_search", "tabu", "portfolio"):
         with Taken() as taken:
             found = grace_opt.solve(W, 100, method, time_limit=1e-6 if method in ("mies", "drop_greedy") else 0.1)
@@ -424,8 +432,8 @@ def test_limits_are_kept_where_products_are_slow(method, monkeypatch, clock):
     """As of 60,000 vertices; bounds and searches alike take many products."""
     monkeypatch.setattr(source, "BLOCK_BYTES", 1 << 14)
     monkeypatch.setattr(source.ColumnWeights, "product_seconds", lambda self: 0.03)
-    plain, rng = Factored._times, np.random.default_rng(0)
-    W = Factored.product(rng.normal(size=(8, 400)), rng.normal(size=(8, 400)))
+    plain, rng = FactoredWeights._times, np.random.default_rng(0)
+    W = FactoredWeights.product(rng.normal(size=(8, 400)), rng.normal(size=(8, 400)))
     problem, begun, clock.per_look = Problem.of(W, 100), [], 0.001
     grace_opt.solve(problem, method=method, time_limit=0.01, certify=True)  # loads what is compiled
 
@@ -434,7 +442,7 @@ def test_limits_are_kept_where_products_are_slow(method, monkeypatch, clock):
         clock.sleep(0.03)
         return plain(self, x)
 
-    monkeypatch.setattr(Factored, "_times", slow)
+    monkeypatch.setattr(FactoredWeights, "_times", slow)
     began = clock.now
     found = grace_opt.solve(problem, method=method, time_limit=0.3, certify=True)
     assert clock.now - began > 0.2
@@ -452,7 +460,7 @@ def test_limits_are_kept_where_products_are_slow(method, monkeypatch, clock):
 def test_the_portfolio_knows_the_bounds_of_factors():
     """W is formed for its methods; the bounds of its factors count as they do with certify=."""
     rng = np.random.default_rng(0)
-    W = Factored.product(rng.normal(size=(8, 60)), rng.normal(size=(8, 60)))
+    W = FactoredWeights.product(rng.normal(size=(8, 60)), rng.normal(size=(8, 60)))
     mine, known = (
         grace_opt.solve(W, 12, name, required=[0, 1, 2], certify=name == "mies") for name in ("portfolio", "mies")
     )
@@ -465,27 +473,27 @@ ONES = np.ones((2, 4))
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Factored.product(np.array([[1.0, np.nan]]), np.ones((1, 2))), r"Q\[0, 1\] is nan"),
-        (lambda: Factored.product(ONES, np.full((1, 4), np.inf)), r"K\[0, 0\] is inf"),
-        (lambda: Factored.product(ONES, np.ones((4, 2))), "Q has 4 vertices .* K has 2"),
-        (lambda: Factored([((ONES, np.ones((3, 4))), None)]), r"terms\[0\]\[0\]\[0\] has 2 rows and .* has 3"),
-        (lambda: Factored.product(np.ones((2, 1, 4)), np.ones((3, 1, 4))), "K .* do not broadcast"),
-        (lambda: Factored.product(np.ones((0, 4)), ONES), "Q is empty"),
-        (lambda: Factored.product(np.ones(4), ONES), r"Q has shape \(4,\): give an array \(..., d, n\)"),
-        (lambda: Factored.product(torch.ones(2, 4), ONES), "numpy arrays and torch tensors are mixed"),
-        (lambda: Factored.product(ONES * 1e200, ONES), "Q and Q reach inf: .* overflow"),
-        (lambda: Factored.product(ONES * 1e-200, ONES), "Q and Q .* underflow"),
-        (lambda: Factored([((ONES, ONES), None)], diagonal=np.ones(3)), "diagonal has 3"),
-        (lambda: Factored([((ONES, ONES), None)], diagonal=np.full(4, 1e300)), "overflow"),
-        (lambda: Factored([(None, None)]), "no factor"),
-        (lambda: Factored([]), "no factor"),
-        (lambda: Factored([ONES]), "no list of terms"),
-        (lambda: Factored([((ONES,), None)]), r"terms\[0\] is no term"),
-        (lambda: Factored.product(ONES.astype(bool), ONES), "Q has dtype bool"),
-        (lambda: Factored.product(ONES + 1j, ONES), "Q has dtype complex"),
-        (lambda: Factored.product(np.array([[2**53 + 1, 1]]), np.ones((1, 2))), r"beyond 2\*\*53"),
-        (lambda: grace_opt.solve(Factored.product(ONES, ONES), 2, protected=torch.tensor([1])), "mixed"),
-        (lambda: grace_opt.solve(Factored.product(ONES, ONES), 5), "k = 5"),
+        (lambda: FactoredWeights.product(np.array([[1.0, np.nan]]), np.ones((1, 2))), r"Q\[0, 1\] is nan"),
+        (lambda: FactoredWeights.product(ONES, np.full((1, 4), np.inf)), r"K\[0, 0\] is inf"),
+        (lambda: FactoredWeights.product(ONES, np.ones((4, 2))), "Q has 4 vertices .* K has 2"),
+        (lambda: FactoredWeights([((ONES, np.ones((3, 4))), None)]), r"terms\[0\]\[0\]\[0\] has 2 rows and .* has 3"),
+        (lambda: FactoredWeights.product(np.ones((2, 1, 4)), np.ones((3, 1, 4))), "K .* do not broadcast"),
+        (lambda: FactoredWeights.product(np.ones((0, 4)), ONES), "Q is empty"),
+        (lambda: FactoredWeights.product(np.ones(4), ONES), r"Q has shape \(4,\): give an array \(..., d, n\)"),
+        (lambda: FactoredWeights.product(torch.ones(2, 4), ONES), "numpy arrays and torch tensors are mixed"),
+        (lambda: FactoredWeights.product(ONES * 1e200, ONES), "Q and Q reach inf: .* overflow"),
+        (lambda: FactoredWeights.product(ONES * 1e-200, ONES), "Q and Q .* underflow"),
+        (lambda: FactoredWeights([((ONES, ONES), None)], diagonal=np.ones(3)), "diagonal has 3"),
+        (lambda: FactoredWeights([((ONES, ONES), None)], diagonal=np.full(4, 1e300)), "overflow"),
+        (lambda: FactoredWeights([(None, None)]), "no factor"),
+        (lambda: FactoredWeights([]), "no factor"),
+        (lambda: FactoredWeights([ONES]), "no list of terms"),
+        (lambda: FactoredWeights([((ONES,), None)]), r"terms\[0\] is no term"),
+        (lambda: FactoredWeights.product(ONES.astype(bool), ONES), "Q has dtype bool"),
+        (lambda: FactoredWeights.product(ONES + 1j, ONES), "Q has dtype complex"),
+        (lambda: FactoredWeights.product(np.array([[2**53 + 1, 1]]), np.ones((1, 2))), r"beyond 2\*\*53"),
+        (lambda: grace_opt.solve(FactoredWeights.product(ONES, ONES), 2, protected=torch.tensor([1])), "mixed"),
+        (lambda: grace_opt.solve(FactoredWeights.product(ONES, ONES), 5), "k = 5"),
     ],
 )
 def test_bad_input_is_named(make, message):
@@ -503,7 +511,7 @@ def test_required_vertices_are_chosen_and_bounds_stay_bounds(block, made, random
     W = exactly(terms, diagonal)
     n = len(W)
     required = random.sample(range(n), random.randint(0, k))
-    mine = Factored(terms, diagonal=diagonal)
+    mine = FactoredWeights(terms, diagonal=diagonal)
     sets = [S for S in itertools.combinations(range(n), k) if set(required) <= set(S)]
     best = (max if upwards else min)(sum(W[i][j] for i in S for j in S) for S in sets)
     for method in ("mies", "local_search", "exhaustive"):
@@ -525,19 +533,19 @@ def test_what_required_vertices_leave_is_never_more_than_f(seed):
     Q, K = rng.normal(size=(2, n)) * 1e4, rng.normal(size=(2, n))
     Q[:, 0], K[:, 0] = Q[:, 1] * -(1 + 1e-9), K[:, 1]
     terms = [((Q, Q), (K, K))]
-    reduced = Reduction.of(Problem.of(Factored(terms), k), required=required)
+    reduced = Reduction.of(Problem.of(FactoredWeights(terms), k), required=required)
     left = exactly(terms, reduced.problem.W.diagonal().tolist())
     W, rest = exactly(terms), Fraction(reduced.rest.item())
     for S in itertools.combinations(range(2, n), k - 2):
         f = sum(W[i][j] for i in (*required, *S) for j in (*required, *S))
         below = f - rest - sum(left[i][j] for i in S for j in S)
-        assert 0 <= below <= 1e-9 * float(Factored(terms).magnitude(torch.ones(n, dtype=torch.bool)))
+        assert 0 <= below <= 1e-9 * float(FactoredWeights(terms).magnitude(torch.ones(n, dtype=torch.bool)))
 
 
 def test_required_of_a_batch_and_beyond_whole_numbers(block):
     Q = np.stack([ONES, 2 * ONES]) * 2**9
     chosen = np.array([[0, 1, 0, 0], [1, 1, 1, 1]], dtype=bool)
-    batch = grace_opt.solve(Factored.product(Q, Q), [2, 4], required=chosen, certify=True)
+    batch = grace_opt.solve(FactoredWeights.product(Q, Q), [2, 4], required=chosen, certify=True)
     assert batch.mask[0, 1]
     assert batch.mask.sum(-1).tolist() == [2, 4]
     assert (batch.lower_bound <= batch.objective).all()
@@ -545,7 +553,7 @@ def test_required_of_a_batch_and_beyond_whole_numbers(block):
 
 
 def test_nothing_is_formed_in_silence(monkeypatch):
-    W = Factored.product(ONES, ONES)
+    W = FactoredWeights.product(ONES, ONES)
     monkeypatch.setattr(source, "BLOCK_BYTES", 8)
     monkeypatch.setattr("grace_opt.kernels.weights.free_memory", lambda: 100.0)
     with pytest.raises(ProblemError, match=r"method 'beam' reads all 4² entries"):
@@ -554,16 +562,16 @@ def test_nothing_is_formed_in_silence(monkeypatch):
 
 
 def test_large_whole_numbers_are_not_called_exact():
-    assert Factored.product(ONES.astype(int), ONES.astype(int)).integer
-    assert not Factored.product(ONES.astype(int) * 2**13, ONES.astype(int) * 2**13).integer
-    assert not Factored.product(ONES.astype(int), ONES).integer
+    assert FactoredWeights.product(ONES.astype(int), ONES.astype(int)).integer
+    assert not FactoredWeights.product(ONES.astype(int) * 2**13, ONES.astype(int) * 2**13).integer
+    assert not FactoredWeights.product(ONES.astype(int), ONES).integer
 
 
 def test_half_precision_is_summed_in_float64():
     Q = torch.full((4, 3), 60000.0, dtype=torch.float16)
-    assert float(Factored.product(Q, Q).objective(torch.tensor([True, False, False]))) == (60000.0**2 * 4) ** 2
+    assert float(FactoredWeights.product(Q, Q).objective(torch.tensor([True, False, False]))) == (60000.0**2 * 4) ** 2
 
 
 def test_repr_is_one_short_line():
-    made = Factored.product(np.ones((3, 500)), np.ones((2, 500)))
-    assert repr(made) == "Factored(shape=(500, 500), terms=1, device='cpu')"
+    made = FactoredWeights.product(np.ones((3, 500)), np.ones((2, 500)))
+    assert repr(made) == "FactoredWeights(shape=(500, 500), terms=1, device='cpu')"

@@ -17,7 +17,7 @@ from grace_opt import (
     salient_channels,
     solve,
 )
-from grace_opt.solution import Result
+from grace_opt.solution import SolverResult
 
 Q, K = torch.randn(2, 8, 32, 64), torch.randn(2, 4, 200, 64)
 
@@ -93,10 +93,12 @@ def test_padding_reaches_weights_and_protection():
 
 
 def test_a_registered_solver_is_a_provider_at_once():
-    @registry.register("last_channels", batched=True)
+    @registry.register_solver("last_channels", batched=True)
     def last_channels(problem, options, run):
         """Prune the last k."""
-        return Result(torch.arange(problem.n).expand_as(problem.candidates) >= problem.n - problem.k.unsqueeze(-1))
+        return SolverResult(
+            torch.arange(problem.n).expand_as(problem.candidates) >= problem.n - problem.k.unsqueeze(-1)
+        )
 
     try:
         pruned = MaskProvider("last_channels", 0.25)(Q, K).pruned

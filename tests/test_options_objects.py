@@ -10,8 +10,18 @@ import pytest
 import torch
 
 import grace_opt
-from grace_opt import MaskProvider, OptionError, Result, UnknownSolverError, compare, methods, registry, solve, solvers
-from grace_opt.hf import PruningConfig
+from grace_opt import (
+    MaskProvider,
+    OptionError,
+    SolverResult,
+    UnknownSolverError,
+    compare,
+    methods,
+    registry,
+    solve,
+    solvers,
+)
+from grace_opt.hf import CacheConfig
 from grace_opt.registry import NoOptions
 from grace_opt.solvers import BeamOptions, LocalSearchOptions, MiesOptions, TabuOptions
 
@@ -26,12 +36,12 @@ class OtherOptions:
 
 @pytest.fixture
 def other():
-    @grace_opt.register("other", options=OtherOptions, batched=True)
+    @grace_opt.register_solver("other", options=OtherOptions, batched=True)
     def other(problem, options, run):
         """Take the first vertices, or the last."""
         place = torch.arange(problem.n)
         place = place.flip(0) if options.reverse else place
-        return Result((place < problem.k.unsqueeze(-1)).expand_as(problem.candidates))
+        return SolverResult((place < problem.k.unsqueeze(-1)).expand_as(problem.candidates))
 
     yield
     registry.unregister("other")
@@ -86,20 +96,20 @@ def test_in_a_provider():
 
 
 def test_in_a_configuration():
-    config = PruningConfig(LocalSearchOptions(max_steps=np.int64(3)), sink_tokens=2)
+    config = CacheConfig(LocalSearchOptions(max_steps=np.int64(3)), sink_tokens=2)
     assert (config.method, config.options) == ("local_search", {"max_steps": 3})
-    assert config == PruningConfig("local_search", options={"max_steps": 3}, sink_tokens=2)
-    assert PruningConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    assert PruningConfig.of({"method": LocalSearchOptions(max_steps=3), "sink_tokens": 2}) == config
+    assert config == CacheConfig("local_search", options={"max_steps": 3}, sink_tokens=2)
+    assert CacheConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert CacheConfig.of({"method": LocalSearchOptions(max_steps=3), "sink_tokens": 2}) == config
     for wrong in ({"options": {"max_steps": 4}}, {"path": True}):
         with pytest.raises(OptionError, match="LocalSearchOptions already"):
-            PruningConfig.of({"method": LocalSearchOptions(), **wrong})
+            CacheConfig.of({"method": LocalSearchOptions(), **wrong})
 
 
 def test_by_somebody_else(other):
     assert solve(W, 2, OtherOptions(reverse=True)).indices.tolist() == [10, 11]
     assert compare(W, 2, [OtherOptions(), "other"]).methods == ("other", "other")
-    assert PruningConfig(OtherOptions(reverse=True)).to_dict()["options"] == {"reverse": True}
+    assert CacheConfig(OtherOptions(reverse=True)).to_dict()["options"] == {"reverse": True}
 
 
 def test_what_is_wrong_says_what_to_write(other):

@@ -20,7 +20,7 @@ from grace_opt.bounds.qcr import solve_relaxation
 from grace_opt.bounds.subproblem import Subproblem
 from grace_opt.kernels.enumeration.cpu import pair_sum
 from grace_opt.problem import Problem
-from grace_opt.solution import Result, proved, relative_gap
+from grace_opt.solution import SolverResult, proved, relative_gap
 from grace_opt.solvers.branch_and_bound import search as branch_and_bound
 from grace_opt.solvers.branch_and_bound.depth_first import DepthFirst
 from tests import oracle
@@ -234,10 +234,10 @@ def test_many_choices_of_one_instance():
 
 
 def test_claims_are_exact_without_the_checks_too():
-    @registry.register("guess", batched=True)
+    @registry.register_solver("guess", batched=True)
     def guess(problem, options, run):
         f = torch.ones(1, dtype=torch.float64)  # rounded, as sums in W's own precision are
-        return Result(torch.tensor([[False, True]]), lower_bound=f, objective=f)
+        return SolverResult(torch.tensor([[False, True]]), lower_bound=f, objective=f)
 
     try:
         sol = solve(np.diag(np.array([1.0, 1.0 + 2**-20], np.float32)), 1, "guess", check=False)

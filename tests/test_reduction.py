@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
-from grace_opt import OptionError, Problem, ProblemError, Result, SolverError, Status, compare, registry, solve
+from grace_opt import OptionError, Problem, ProblemError, SolverError, SolverResult, Status, compare, registry, solve
 from grace_opt.problem import Reduction, SparseWeights
 from grace_opt.solvers import BeamOptions
 from grace_opt.testing import KINDS, check_solution, instance
@@ -220,9 +220,9 @@ def test_other_packages_methods_have_them_too():
         mask = torch.zeros_like(problem.candidates)
         mask[order.argsort(descending=True)[: int(problem.k)]] = True
         f = float((problem.W * mask * mask[:, None]).sum())
-        return Result(mask, stats={"f": f}, objective_stats=("f",))
+        return SolverResult(mask, stats={"f": f}, objective_stats=("f",))
 
-    registry.register("last")(last)
+    registry.register_solver("last")(last)
     try:
         sol = solve(np.stack([W, 2 * W]), [2, 3], "last", maximize=True, required=[0])
     finally:

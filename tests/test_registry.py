@@ -12,7 +12,7 @@ import torch
 import grace_opt
 from grace_opt import Problem, objective, registry, solve, testing
 from grace_opt.kernels._shared import threads
-from grace_opt.solution import Result
+from grace_opt.solution import SolverResult
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_a_looped_solver_with_options(forget):
     class Options:
         reverse: bool = False
 
-    @grace_opt.register("by_degree", options=Options, guarantee="none")
+    @grace_opt.register_solver("by_degree", options=Options, guarantee="none")
     def by_degree(problem, options, run):
         """Take the vertices of least row sum."""
         assert problem.W.ndim == 2
@@ -40,7 +40,7 @@ def test_a_looped_solver_with_options(forget):
         )
         mask = torch.zeros(problem.n, dtype=torch.bool)
         mask[order[: int(problem.k)]] = True
-        return Result(mask, stats={"iterations": 1})
+        return SolverResult(mask, stats={"iterations": 1})
 
     sol = solve(torch.eye(4).expand(3, 4, 4), 2, "by_degree")
     assert sol.indices.tolist() == [[0, 1]] * 3
@@ -51,11 +51,11 @@ def test_a_looped_solver_with_options(forget):
 
 PLUGIN = """
 import torch
-from grace_opt import Result, register
+from grace_opt import SolverResult, register_solver
 
-@register("plugged_in", batched=True)
+@register_solver("plugged_in", batched=True)
 def plugged_in(problem, options, run):
-    return Result(torch.arange(problem.n).expand_as(problem.candidates) >= problem.n - problem.k.unsqueeze(-1))
+    return SolverResult(torch.arange(problem.n).expand_as(problem.candidates) >= problem.n - problem.k.unsqueeze(-1))
 """
 
 
@@ -73,16 +73,16 @@ def test_entry_points_are_loaded_on_first_use(forget, monkeypatch, tmp_path):
 
 def test_a_taken_name_and_loose_options(forget):
     with pytest.raises(grace_opt.OptionError, match="registered already"):
-        grace_opt.register("mies")(lambda p, o, r: None)
+        grace_opt.register_solver("mies")(lambda p, o, r: None)
     with pytest.raises(grace_opt.OptionError, match=r"'loose' is 3: decorate a function"):
-        grace_opt.register("loose")(3)
+        grace_opt.register_solver("loose")(3)
 
     class Loose:
         pass
 
     for loose in (Loose, registry.NoOptions()):
         with pytest.raises(grace_opt.OptionError, match="frozen dataclass"):
-            grace_opt.register("loose", options=loose)
+            grace_opt.register_solver("loose", options=loose)
 
 
 def test_every_option_has_a_default(forget):
@@ -93,14 +93,14 @@ def test_every_option_has_a_default(forget):
         width: int
 
     with pytest.raises(grace_opt.OptionError, match="option 'width' of 'wide' has no default"):
-        grace_opt.register("wide", options=Wide)
+        grace_opt.register_solver("wide", options=Wide)
 
 
 def test_what_a_method_requires(forget):
     """A text was read letter by letter, and the package of a missing submodule raised ModuleNotFoundError."""
     with pytest.raises(grace_opt.OptionError, match=r"requires=\('cvxpy',\)"):
-        grace_opt.register("needs_one", requires="cvxpy")
-    grace_opt.register("needs_part", requires=("no_such_package.part",))(lambda p, o, r: None)
+        grace_opt.register_solver("needs_one", requires="cvxpy")
+    grace_opt.register_solver("needs_part", requires=("no_such_package.part",))(lambda p, o, r: None)
     with pytest.raises(grace_opt.UnknownSolverError, match=r"pip install no_such_package\.part\."):
         solve(torch.eye(3), 1, "needs_part")
 
@@ -119,23 +119,23 @@ def test_what_a_method_requires(forget):
 )
 def test_what_register_is_told_is_checked(forget, wrong, said):
     with pytest.raises(grace_opt.OptionError, match=said):
-        grace_opt.register("mistaken", **wrong)
-    grace_opt.register("right", requires=["torch"], forms=["sparse"])(lambda p, o, r: None)
+        grace_opt.register_solver("mistaken", **wrong)
+    grace_opt.register_solver("right", requires=["torch"], forms=["sparse"])(lambda p, o, r: None)
     assert (registry.get("right").requires, registry.get("right").forms) == (("torch",), ("sparse",))
 
 
 @pytest.mark.parametrize("function", [lambda problem, options: None, lambda p, o, r, more: None, lambda *, p: None])
 def test_a_function_of_other_arguments_is_refused(forget, function):
     with pytest.raises(grace_opt.OptionError, match=r"decorate a function of \(problem, options, run\)"):
-        grace_opt.register("mistaken")(function)
+        grace_opt.register_solver("mistaken")(function)
     for right in (lambda *given: None, lambda p, o, r, more=1: None):
-        grace_opt.register("right")(right)
+        grace_opt.register_solver("right")(right)
         grace_opt.registry.unregister("right")
 
 
 @pytest.mark.parametrize("named", [("zz",), "zz", None])
 def test_statistics_that_are_values_of_f_are_among_the_statistics(forget, named):
-    grace_opt.register("named", batched=True)(lambda p, o, r: Result(p.candidates, objective_stats=named))
+    grace_opt.register_solver("named", batched=True)(lambda p, o, r: SolverResult(p.candidates, objective_stats=named))
     with pytest.raises(grace_opt.SolverError, match="give a tuple of names that are in stats"):
         solve(torch.eye(3), 3, "named")
 
@@ -150,26 +150,28 @@ def test_options_with_a_default_factory_are_not_changed():
 
 
 def test_a_solver_that_answers_nonsense_is_reported(forget):
-    grace_opt.register("nonsense", batched=True)(lambda p, o, r: Result(torch.ones(1, 2, dtype=torch.bool)))
+    grace_opt.register_solver("nonsense", batched=True)(
+        lambda p, o, r: SolverResult(torch.ones(1, 2, dtype=torch.bool))
+    )
     with pytest.raises(grace_opt.SolverError, match="nonsense returned a mask"):
         solve(torch.eye(3), 1, "nonsense")
-    grace_opt.register("wrong_size", batched=True)(lambda p, o, r: Result(p.candidates.clone()))
+    grace_opt.register_solver("wrong_size", batched=True)(lambda p, o, r: SolverResult(p.candidates.clone()))
     with pytest.raises(grace_opt.SolverError, match="chose"):
         solve(torch.eye(3), 1, "wrong_size")
 
 
-@pytest.mark.parametrize("answer", [None, torch.ones(1, 3, dtype=torch.bool), Result([True])])
+@pytest.mark.parametrize("answer", [None, torch.ones(1, 3, dtype=torch.bool), SolverResult([True])])
 @pytest.mark.parametrize("batched", [True, False])
 def test_what_is_no_result_is_reported(forget, answer, batched):
-    grace_opt.register("beginner", batched=batched)(lambda p, o, r: answer)
-    with pytest.raises(grace_opt.SolverError, match=r"return Result\(mask\)"):
+    grace_opt.register_solver("beginner", batched=batched)(lambda p, o, r: answer)
+    with pytest.raises(grace_opt.SolverError, match=r"return SolverResult\(mask\)"):
         solve(torch.eye(3), 1, "beginner")
 
 
 def test_register_needs_a_name(forget):
     for name in (lambda p, o, r: None, "a b/", ""):
         with pytest.raises(grace_opt.OptionError, match="not a valid method name"):
-            grace_opt.register(name)
+            grace_opt.register_solver(name)
     with pytest.raises(grace_opt.UnknownSolverError, match="preset of MaskProvider"):
         solve(torch.eye(3), 1, "grace")
 
@@ -186,13 +188,13 @@ def test_compiling_comes_before_the_time_limit_starts(forget, clock, monkeypatch
     """Once per process, and only where there is a limit that it would eat."""
     calls = []
 
-    @registry.register("slow_start", batched=True, compiled=True)
+    @registry.register_solver("slow_start", batched=True, compiled=True)
     def slow_start(problem, options, run):
         """Takes its time at first."""
         if not calls:
             clock.sleep(0.3)
         calls.append(run.expired())
-        return Result(problem.candidates)
+        return SolverResult(problem.candidates)
 
     monkeypatch.setattr(time, "perf_counter", clock)  # of the seconds that are reported
     W = torch.eye(3, dtype=torch.float64)
@@ -205,11 +207,11 @@ def test_what_is_compiled_is_what_will_run(forget):
     """Loops of float32, and those that only large W need, were compiled within the time limit."""
     seen = []
 
-    @registry.register("slow_start", batched=True, compiled=True)
+    @registry.register_solver("slow_start", batched=True, compiled=True)
     def slow_start(problem, options, run):
         """Runs once for each dtype before its clock starts."""
         seen.append((problem.W.dtype, threads.enough_steps(1)))
-        return Result(_first(problem))
+        return SolverResult(_first(problem))
 
     for dtype in (torch.float32, torch.float64):
         for _ in range(2):
@@ -230,7 +232,7 @@ def _first(problem):
 def _spoiled(write):
     def solver(problem, options, run):
         write(problem)
-        return Result(_first(problem), torch.zeros_like(problem.k, dtype=torch.float64) - 100)
+        return SolverResult(_first(problem), torch.zeros_like(problem.k, dtype=torch.float64) - 100)
 
     return solver
 
@@ -248,7 +250,7 @@ WRITES = {
 @pytest.mark.parametrize("what", WRITES)
 def test_a_solver_that_writes_into_its_problem_is_refused(forget, what, batched):
     """check_solver saw it; solve answered by a W that was no longer the user's, and left them with it."""
-    grace_opt.register("writes", batched=batched)(_spoiled(WRITES[what]))
+    grace_opt.register_solver("writes", batched=batched)(_spoiled(WRITES[what]))
     W, k = torch.eye(3, dtype=torch.float64).repeat(2, 1, 1), torch.tensor([1, 2])
     before = W.clone()
     problem = Problem.of(W, k)
@@ -289,7 +291,7 @@ def _in_form(form, n):
         W = scipy.sparse.diags_array([np.ones(n - 1), rng.random(n), np.ones(n - 1)], offsets=[-1, 0, 1]).tocsr()
         return [W.data], W
     Q, K, nodes = torch.from_numpy(rng.random((3, n))), torch.from_numpy(rng.random((2, n))), torch.ones(n).double()
-    return [Q, K, nodes], grace_opt.Factored([((Q, Q), (K, K))], diagonal=nodes)
+    return [Q, K, nodes], grace_opt.FactoredWeights([((Q, Q), (K, K))], diagonal=nodes)
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -299,7 +301,7 @@ def test_a_solver_that_writes_into_sparse_or_factored_w_is_refused(forget, monke
     monkeypatch.setattr("grace_opt.kernels.columns.source.BLOCK_BYTES", 0)  # a small W would be formed
     form = "sparse" if "edge" in what or "sparse" in what else "factored"
     write = _spoiled(lambda problem: WRITES_INTO_FORMS[what](problem.W))
-    grace_opt.register("writes", batched=batched, forms=(form,))(write)
+    grace_opt.register_solver("writes", batched=batched, forms=(form,))(write)
     arrays, W = _in_form(form, 1000)
     before, problem = [torch.as_tensor(each).clone() for each in arrays], Problem.of(W, 2)
     value = objective.evaluate(problem.W, _first(problem))
@@ -314,7 +316,7 @@ def test_a_solver_that_only_writes_into_the_users_arrays_leaves_them_alone(forge
     """Factors are made of them, and may be others: float32 becomes float64."""
     monkeypatch.setattr("grace_opt.kernels.columns.source.BLOCK_BYTES", 0)
     write = _spoiled(lambda problem: [array.zero_() for array in problem.W.arrays])
-    grace_opt.register("writes", batched=True, forms=("factored",))(write)
+    grace_opt.register_solver("writes", batched=True, forms=("factored",))(write)
     arrays, W = _in_form("factored", 1000)
     before = [torch.as_tensor(each).clone() for each in arrays]
     found = solve(W, 2, "writes")
@@ -323,13 +325,13 @@ def test_a_solver_that_only_writes_into_the_users_arrays_leaves_them_alone(forge
 
 
 def test_a_solver_that_writes_into_what_is_required_is_refused(forget):
-    grace_opt.register("writes", batched=True)(_spoiled(lambda problem: problem.required.logical_not_()))
+    grace_opt.register_solver("writes", batched=True)(_spoiled(lambda problem: problem.required.logical_not_()))
     with pytest.raises(grace_opt.SolverError, match=r"writes wrote into problem\.required "):
         solve(torch.eye(4), 2, "writes", required=[0])
 
 
 def _bounded(bound, **more):
-    return lambda p, o, r: Result(_first(p), bound(p) if callable(bound) else bound, **more)
+    return lambda p, o, r: SolverResult(_first(p), bound(p) if callable(bound) else bound, **more)
 
 
 BOUNDS = {
@@ -350,7 +352,7 @@ BOUNDS = {
 @pytest.mark.parametrize("case", BOUNDS)
 def test_a_bound_that_is_none_is_refused(forget, case):
     bound, message = BOUNDS[case]
-    grace_opt.register("bounds", batched=True)(_bounded(bound))
+    grace_opt.register_solver("bounds", batched=True)(_bounded(bound))
     W = torch.eye(3, dtype=torch.float64).repeat(2, 1, 1)
     with pytest.raises(grace_opt.SolverError, match=f"bounds.*{message}"):
         solve(W, 1, "bounds")
@@ -362,14 +364,14 @@ def test_a_bound_that_is_none_is_refused(forget, case):
 
 @pytest.mark.parametrize("bound", [torch.zeros(1), torch.tensor([[0.0]]), float("nan"), 2.0, 1 + 1e-12, True, "low"])
 def test_a_bound_of_one_instance_that_is_none_is_refused(forget, bound):
-    grace_opt.register("bounds")(_bounded(bound))
+    grace_opt.register_solver("bounds")(_bounded(bound))
     with pytest.raises(grace_opt.SolverError, match=r"bounds.*bound"):
         solve(torch.eye(3), 1, "bounds")
 
 
 @pytest.mark.parametrize("bound", [0, 0.5, np.float32(0.5), torch.tensor(0.5)])
 def test_a_bound_of_one_instance_may_be_a_number(forget, bound):
-    grace_opt.register("bounds")(_bounded(bound))
+    grace_opt.register_solver("bounds")(_bounded(bound))
     sol = solve(torch.eye(3), 1, "bounds")
     assert float(sol.lower_bound) == float(bound)
     assert sol.gap > 0
@@ -385,31 +387,33 @@ LIMITS = {
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_limit_that_is_none_is_refused(forget, limit):
-    grace_opt.register("limits", batched=True)(_bounded(None, limit=LIMITS[limit]))
-    with pytest.raises(grace_opt.SolverError, match=r"limits: Result\.limit"):
+    grace_opt.register_solver("limits", batched=True)(_bounded(None, limit=LIMITS[limit]))
+    with pytest.raises(grace_opt.SolverError, match=r"limits: SolverResult\.limit"):
         solve(torch.eye(3).repeat(2, 1, 1), 1, "limits")
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        lambda p: Result(_first(p).to("meta")),
-        lambda p: Result(_first(p).float()),
-        lambda p: Result(_first(p)[..., :2]),
-        lambda p: Result(_first(p), stats=[1]),
-        lambda p: Result(_first(p), objective=torch.zeros(2, 2)),
+        lambda p: SolverResult(_first(p).to("meta")),
+        lambda p: SolverResult(_first(p).float()),
+        lambda p: SolverResult(_first(p)[..., :2]),
+        lambda p: SolverResult(_first(p), stats=[1]),
+        lambda p: SolverResult(_first(p), objective=torch.zeros(2, 2)),
     ],
 )
 @pytest.mark.parametrize("batched", [True, False])
 def test_answers_of_another_form_are_refused(forget, answer, batched):
-    grace_opt.register("formless", batched=batched)(lambda p, o, r: answer(p))
+    grace_opt.register_solver("formless", batched=batched)(lambda p, o, r: answer(p))
     for check in (True, False):
         with pytest.raises(grace_opt.SolverError, match="formless"):
             solve(torch.eye(3).repeat(2, 1, 1), 1, "formless", check=check)
 
 
 def test_statistics_are_one_per_instance(forget):
-    grace_opt.register("counts", batched=True)(lambda p, o, r: Result(_first(p), stats={"steps": torch.zeros(3)}))
+    grace_opt.register_solver("counts", batched=True)(
+        lambda p, o, r: SolverResult(_first(p), stats={"steps": torch.zeros(3)})
+    )
     with pytest.raises(grace_opt.SolverError, match=r"counts.*'steps'.*\(2, '...'\)"):
         solve(torch.eye(3).repeat(2, 1, 1), 1, "counts")
 
@@ -417,7 +421,7 @@ def test_statistics_are_one_per_instance(forget):
 def test_statistics_of_instances_are_added_whatever_numbers_they_are(forget):
     """numpy's and torch's were lost where instances are solved one at a time."""
     counts = {"steps": np.int64(3), "moves": torch.tensor(2), "seconds": np.float32(0.5), "name": "x"}
-    grace_opt.register("counts")(lambda p, o, r: Result(_first(p), stats=counts))
+    grace_opt.register_solver("counts")(lambda p, o, r: SolverResult(_first(p), stats=counts))
     stats = solve(torch.eye(3).repeat(2, 1, 1), 1, "counts").stats
     assert {name: stats.get(name) for name in counts} == {"steps": 6, "moves": 4, "seconds": 1.0, "name": None}
 
@@ -425,8 +429,8 @@ def test_statistics_of_instances_are_added_whatever_numbers_they_are(forget):
 def test_a_bound_above_f_by_rounding_is_f(forget):
     """f is a sum of floats: a bound summed in another order is no lie, and leaves no negative gap."""
     W = torch.from_numpy(testing.instance("wishart", 40, 0))
-    grace_opt.register("rounds", batched=True)(lambda p, o, r: Result(_first(p), _value(p) * (1 + 4e-16)))
-    grace_opt.register("lies", batched=True)(lambda p, o, r: Result(_first(p), _value(p) * (1 + 1e-11)))
+    grace_opt.register_solver("rounds", batched=True)(lambda p, o, r: SolverResult(_first(p), _value(p) * (1 + 4e-16)))
+    grace_opt.register_solver("lies", batched=True)(lambda p, o, r: SolverResult(_first(p), _value(p) * (1 + 1e-11)))
 
     def _value(problem):
         return objective.evaluate(problem.W, _first(problem))

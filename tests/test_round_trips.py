@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from grace_opt import Factored, Problem, ProblemError, instances, solve
+from grace_opt import FactoredWeights, Problem, ProblemError, instances, solve
 from grace_opt.instances import convert
 from tests import oracle
 
@@ -131,7 +131,7 @@ def test_w_that_stays_sparse_is_converted():
 
 def test_factored_w_is_converted():
     A, B, C, D = np.random.default_rng(0).normal(size=(4, 3, 6))
-    W = Factored([((A, A), (C, C)), ((B, B), (D, D))])
+    W = FactoredWeights([((A, A), (C, C)), ((B, B), (D, D))])
     dense = Problem.of(W, 2).dense("this test").W.numpy()
     assert np.allclose(Problem.of(convert.to_networkx(W), 0).W.numpy(), dense, rtol=1e-15, atol=0)
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from grace_opt import bounds, methods, solve
 from grace_opt._util.arrays import power_of_two_scale
 from grace_opt.errors import ProblemError
-from grace_opt.problem import Factored, Problem, SparseWeights
+from grace_opt.problem import FactoredWeights, Problem, SparseWeights
 from grace_opt.solution import Status, tolerance
 from grace_opt.testing import KINDS, instance
 from tests import oracle
@@ -74,7 +74,7 @@ def asked(draw, max_n=9, forms=("dense", "single", "whole", "sparse", "factored"
 
         def make(j):
             first = np.ldexp(A, j // 2)
-            return Factored([((first, first if C is A else np.ldexp(C, j - j // 2)), (B, B))])
+            return FactoredWeights([((first, first if C is A else np.ldexp(C, j - j // 2)), (B, B))])
 
         powers = [j for j in FAR if abs(j) < 500 and (C is not A or j % 2 == 0)]  # of one pair; see its own test
     more = {"seed": draw(st.integers(0, 3)), "maximize": draw(st.booleans())}
@@ -165,10 +165,12 @@ def test_powers_of_four_change_no_bit_of_factors(terms, j):
     def of(power):
         if terms == "gram":
             left = right = (np.ldexp(A, power // 2),) * 2
-            return Factored([(left, (B, B)), (right, (D, D))])
+            return FactoredWeights([(left, (B, B)), (right, (D, D))])
         first = np.ldexp(A, power)
         nodes = np.ldexp(np.arange(12.0), power) if terms == "nodes" else None
-        return Factored([((first, C), (B, B)), ((first if terms == "signs" else -first, D), None)], diagonal=nodes)
+        return FactoredWeights(
+            [((first, C), (B, B)), ((first if terms == "signs" else -first, D), None)], diagonal=nodes
+        )
 
     for more in ({}, {"maximize": True}, {"required": [2]}):
         found, plain = (solve(of(power), 5, "mies", certify=True, **more) for power in (j, 0))
@@ -293,7 +295,9 @@ def test_multiples_of_integers_are_proved_alike(times):
         factors = np.random.default_rng(seed).integers(-3, 4, (2, 3, 9))
         for diagonal in (None, np.arange(9)):
             problems = (
-                Problem.of(Factored([((f * A, A), (B, B))], diagonal=None if diagonal is None else f * diagonal), 4)
+                Problem.of(
+                    FactoredWeights([((f * A, A), (B, B))], diagonal=None if diagonal is None else f * diagonal), 4
+                )
                 for f in (1, times)
                 for A, B in [factors]
             )

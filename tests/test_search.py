@@ -15,7 +15,7 @@ from grace_opt import GraceError, OptionError, Problem, SolverError, Status, reg
 from grace_opt.instances.generators import attention, dispersion, k_cluster
 from grace_opt.kernels.tabu import cpu as compiled
 from grace_opt.run import Run
-from grace_opt.solution import Result
+from grace_opt.solution import SolverResult
 from grace_opt.solvers.branch_and_bound import search as branch_and_bound
 from grace_opt.testing import batches, check_solution, instance, instances
 from tests import oracle
@@ -561,11 +561,11 @@ def test_progress_of_a_batch_keeps_its_numbers(clock):
 def test_a_method_that_overstates_its_bound_is_caught():
     """What the exhaustive tests rely on: check_solution and the optimum see through a wrong proof."""
 
-    @registry.register("planted", exact=True, batched=True)
+    @registry.register_solver("planted", exact=True, batched=True)
     def planted(problem, options, run):
         """Claims that its start is optimal."""
         mask = registry.get("think").solver(problem, registry.NoOptions(), run).mask
-        return Result(mask, grace_opt.objective.evaluate(problem.W, mask))
+        return SolverResult(mask, grace_opt.objective.evaluate(problem.W, mask))
 
     try:
         with pytest.raises(AssertionError):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import grace_opt
 from grace_opt import Status, registry, solve
-from grace_opt.solution import Result
+from grace_opt.solution import SolverResult
 from grace_opt.testing import batches, check_solution, check_solver, instance, instances
 from tests import oracle
 
@@ -162,7 +162,7 @@ BREACHES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("breach", BREACHES)
 def test_a_planted_wrong_solver_is_caught(breach):
-    registry.register("planted", batched=True)(lambda p, o, r: Result(BREACHES[breach](p)))
+    registry.register_solver("planted", batched=True)(lambda p, o, r: SolverResult(BREACHES[breach](p)))
     try:
         with pytest.raises((AssertionError, grace_opt.GraceError)):
             check_solver("planted")
@@ -172,12 +172,12 @@ def test_a_planted_wrong_solver_is_caught(breach):
 
 @pytest.mark.slow
 def test_a_false_bound_is_caught():
-    @registry.register("planted", batched=True, exact=True)
+    @registry.register_solver("planted", batched=True, exact=True)
     def greedy_that_claims_optimality(problem, options, run):
         """MIES with a lie."""
         greedy = registry.get("mies")
         result = greedy.solver(problem, greedy.make_options({}), run)
-        return Result(result.mask, lower_bound=grace_opt.objective.evaluate(problem.W, result.mask))
+        return SolverResult(result.mask, lower_bound=grace_opt.objective.evaluate(problem.W, result.mask))
 
     try:
         with pytest.raises(AssertionError, match="optimum"):

@@ -731,7 +731,7 @@ def test_fixed_vertices_and_bounds_of_edges_name_their_forms():
             bound(Problem.of(W, 2).flatten())
     with pytest.raises(ProblemError, match=r"factored_bound reads W in its factored form, and it is a SparseWeights"):
         bounds.factored_bound(problem_of(W, 2).flatten())
-    factors = grace_opt.Factored.product(np.ones((1, 3)), np.ones((1, 3)))
+    factors = grace_opt.FactoredWeights.product(np.ones((1, 3)), np.ones((1, 3)))
     with pytest.raises(ProblemError, match=r"row_bound reads W as a matrix, and W in its factored form"):
         bounds.row_bound(Problem.of(factors, 2).flatten())
 

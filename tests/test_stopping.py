@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import grace_opt
-from grace_opt import OptionError, Problem, Result, Status, bounds, compare, instances, methods, registry, solve
+from grace_opt import OptionError, Problem, SolverResult, Status, bounds, compare, instances, methods, registry, solve
 from grace_opt.cli.app import app
 from grace_opt.run import Run
 
@@ -218,16 +218,16 @@ def test_targets_follow_the_instances():
 def test_a_search_of_somebody_elses_uses_them(forget):
     """One instance at a time: it reports, and asks its run."""
 
-    @grace_opt.register("stepwise", searches=True)
-    def stepwise(problem: Problem, options, run: Run) -> Result:
+    @grace_opt.register_solver("stepwise", searches=True)
+    def stepwise(problem: Problem, options, run: Run) -> SolverResult:
         """Move one vertex at a time."""
         mask = torch.zeros(problem.n, dtype=torch.bool)
         mask[: int(problem.k)] = True
         for step in range(50):
             run.report(0, -float(step), -math.inf, mask.numpy())
             if run.expired():
-                return Result(mask, limit=torch.tensor(True), stats={"iterations": step})
-        return Result(mask, stats={"iterations": 50})
+                return SolverResult(mask, limit=torch.tensor(True), stats={"iterations": step})
+        return SolverResult(mask, stats={"iterations": 50})
 
     W = np.zeros((3, 4, 4))
     assert solve(W, 2, "stepwise").stats["iterations"] == 150

@@ -25,7 +25,7 @@ from grace_opt.cli import app as cli
 from grace_opt.cli.tables import print_demo, solution_table
 from grace_opt.comparison import Comparison
 from grace_opt.instances import generators
-from grace_opt.solution import Result
+from grace_opt.solution import SolverResult
 from tests import starter
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -165,9 +165,9 @@ def bracketed():
     def solver(problem, options, run):
         """Take the first [/k] candidates."""
         order = problem.candidates.cumsum(-1)
-        return Result(problem.candidates & (order <= problem.k.unsqueeze(-1)))
+        return SolverResult(problem.candidates & (order <= problem.k.unsqueeze(-1)))
 
-    grace_opt.register("first", guarantee="[red]none")(solver)
+    grace_opt.register_solver("first", guarantee="[red]none")(solver)
     yield "first"
     grace_opt.registry.unregister("first")
 

@@ -23,7 +23,7 @@ from grace_opt.kernels._shared import threads as kernel_threads
 from grace_opt.kernels.exchange import KERNEL
 from grace_opt.parallel import map_in_threads
 from grace_opt.run import Run
-from grace_opt.solution import Result
+from grace_opt.solution import SolverResult
 from tests import starter
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,11 +99,11 @@ def plug_in(forget, monkeypatch, tmp_path):
 
 WORKS = """
 import grace_opt
-from grace_opt import registry, Result
-@registry.register({name!r}, batched=True)
+from grace_opt import registry, SolverResult
+@registry.register_solver({name!r}, batched=True)
 def solver(problem, options, run):
     '''The first k.'''
-    return Result(problem.candidates & (problem.candidates.cumsum(-1) <= problem.k.unsqueeze(-1)))
+    return SolverResult(problem.candidates & (problem.candidates.cumsum(-1) <= problem.k.unsqueeze(-1)))
 """
 
 
@@ -167,7 +167,7 @@ def test_loading_and_importing_a_plug_in_at_once_does_not_hang(plug_in):
 def test_preparing_is_waited_for_and_tried_again_where_it_failed(forget):
     began, calls = threading.Event(), []
 
-    @registry.register("slow_start", batched=True, compiled=True)
+    @registry.register_solver("slow_start", batched=True, compiled=True)
     def slow_start(problem, options, run):
         """Fails first, and takes its time then."""
         calls.append("begun")
@@ -176,7 +176,7 @@ def test_preparing_is_waited_for_and_tried_again_where_it_failed(forget):
         began.set()
         time.sleep(0.3)
         calls.append("done")
-        return Result(problem.candidates)
+        return SolverResult(problem.candidates)
 
     spec = registry.get("slow_start")
     with pytest.raises(KeyboardInterrupt):

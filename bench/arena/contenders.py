@@ -26,7 +26,7 @@ from bench.bits_variants import varied
 from bench.caches import SINKS, WINDOW
 from bench.efficiency.methods import int4
 from grace_opt.errors import EvaluationError
-from grace_opt.hf import H2O, CalibratedBasis, PrunedKeyCache, PyramidKV, Quantization, SnapKV
+from grace_opt.hf import H2O, CalibratedBasis, CompressedCache, PyramidKV, Quantization, SnapKV
 from grace_opt.hf.bits.static import StaticCoder, StaticCoders
 from grace_opt.hf.evaluation import StoredBits, stated_bits, stored_bits
 from grace_opt.hf.eviction_names import eviction_to_dict
@@ -165,7 +165,7 @@ def _cache(name: str, title: str, family: str, source: str, method: str = "think
 
 def _filled(subject: Subject, prompt: Prompt, **settings: Any) -> tuple[Any, StoredBits]:
     settings = {"recent_window": WINDOW, "sink_tokens": SINKS, **settings}
-    cache = filled(PrunedKeyCache(subject.model, **settings), prompt.captured)
+    cache = filled(CompressedCache(subject.model, **settings), prompt.captured)
     return cache, stored_bits(cache)
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from bench.arena.stored import Layer
-from grace_opt.hf import capture
+from grace_opt.hf import capture_attention
 from grace_opt.hf.bits.projection import PROJECTION_NAMES, output_projection
 from grace_opt.hf.filling import dense_cache
 
@@ -28,7 +28,7 @@ class Prompt:
 
     def __init__(self, model: PreTrainedModel, ids: Tensor) -> None:
         self.model = model
-        self.captured = capture(model, ids)
+        self.captured = capture_attention(model, ids)
 
     def dense(self) -> DynamicCache:
         """Return transformers' cache of the prompt."""

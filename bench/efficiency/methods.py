@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicCache, QuantizedCache
 from bench.efficiency.clock import Clock, Mark
 from grace_opt import ChannelMask, MaskProvider
 from grace_opt.attention.provider import PRESETS
-from grace_opt.hf import PrunedKeyCache, Quantization
+from grace_opt.hf import CompressedCache, Quantization
 from grace_opt.hf.report import storages
 
 
@@ -79,7 +79,7 @@ def pruned(solver: str, quantize: Quantization | None = None) -> Callable[[PreTr
 
     def make(model: PreTrainedModel, ratio: float, clock: Clock) -> Made:
         selection = Timed(MaskProvider(solver, ratio, protect=protect), clock)
-        return Made(PrunedKeyCache(model, provider=selection, quantize=quantize), selection=selection)
+        return Made(CompressedCache(model, provider=selection, quantize=quantize), selection=selection)
 
     return make
 
@@ -140,6 +140,6 @@ def _importable(module: str) -> bool:
 
 def held_bytes(cache: Any) -> int:
     """Bytes of all memory that a cache keeps, room to grow included; by `memory_report` if it is ours."""
-    if isinstance(cache, PrunedKeyCache):
+    if isinstance(cache, CompressedCache):
         return cache.memory_report().allocated_bytes
     return sum(storages([vars(layer) for layer in cache.layers]).values())

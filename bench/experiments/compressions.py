@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bench.experiments.tensors import LayerTensors, TensorError
-from grace_opt.hf import H2O, PruningConfig, Quantization, SnapKV, StreamingLLM
+from grace_opt.hf import H2O, CacheConfig, Quantization, SnapKV, StreamingLLM
 from grace_opt.hf.compression import compress
 from grace_opt.hf.observation import Observation
 from grace_opt.hf.plan import LayerPlan
@@ -42,12 +42,12 @@ class Compression:
         Of `FAMILIES`.
     knob : float
         Ratio of channels pruned, share of tokens kept, or bits.
-    config : PruningConfig
+    config : CacheConfig
     """
 
     family: str
     knob: float
-    config: PruningConfig
+    config: CacheConfig
 
     @property
     def name(self) -> str:
@@ -90,8 +90,8 @@ def compressions(
     return sorted(found, key=lambda compression: FAMILIES.index(compression.family))
 
 
-def _config(method: str = "think", ratio: float = 0.0, **settings: Any) -> PruningConfig:
-    return PruningConfig(method=method, ratio=ratio, **settings)
+def _config(method: str = "think", ratio: float = 0.0, **settings: Any) -> CacheConfig:
+    return CacheConfig(method=method, ratio=ratio, **settings)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class DenseAttention:
         places = torch.arange(tensors.keys.shape[1], device=self.keys.device).expand(heads, -1)
         self._log_p, self._output = self._attend(self.keys[0], self.values[0], places)
 
-    def measure(self, config: PruningConfig) -> Attended:
+    def measure(self, config: CacheConfig) -> Attended:
         """Compress the prompt, and let the later queries attend to what is stored of it."""
         plan = LayerPlan(self.position, self.layers, config.provider(self.position), config)
         over = Observation(self._observed, None, self.prompt, self.scaling, None)

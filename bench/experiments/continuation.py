@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from bench.experiments.tensors import TensorError, token_ids
-from grace_opt.hf import PrunedKeyCache, PruningConfig, attention_implementation
+from grace_opt.hf import CacheConfig, CompressedCache, attention_implementation
 from grace_opt.hf.models import POCKET_FOLDER, disable_progress_bars, load_model
 from grace_opt.hf.needle import filler, make_prompt, question
 
@@ -116,21 +116,21 @@ def text_task(source: str, text: int, tokens: int, later: int, seed: int, texts:
 
 
 @torch.no_grad()
-def read(model: Any, task: Task, config: PruningConfig | None, dense: Reading | None = None) -> Reading:
+def read(model: Any, task: Task, config: CacheConfig | None, dense: Reading | None = None) -> Reading:
     """Read the prompt into a cache, dense if `config` is None, and the continuation from it.
 
     Parameters
     ----------
     model : PreTrainedModel
     task : Task
-    config : PruningConfig, optional
+    config : CacheConfig, optional
     dense : Reading, optional
         Of the same task, to compare to.
     """
     prompt = torch.tensor([task.prompt], device=model.device)
     goal = torch.tensor(task.continuation, device=model.device)
     fed = torch.cat([prompt[:, -1:], goal[None, :-1]], dim=1)
-    cache: Any = DynamicCache(config=model.config) if config is None else PrunedKeyCache(model, pruning=config)
+    cache: Any = DynamicCache(config=model.config) if config is None else CompressedCache(model, pruning=config)
     with attention_implementation(model, "grace_sdpa"):
         model(prompt[:, :-1], past_key_values=cache, logits_to_keep=1)
         share = 1.0 if config is None else cache.memory_report().total_ratio

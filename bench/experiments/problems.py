@@ -141,8 +141,8 @@ ARGUMENTS = ("n", "k", "seed", "ridge", "weight", "correlation", "rows", "sigma"
 
 def _heads(config: Config) -> list[Named]:
     """W of every KV head on one prompt, and the channels that GRACE protects."""
-    from grace_opt.hf.capture import capture
     from grace_opt.hf.needle import make_prompt
+    from grace_opt.hf.recording import capture_attention
 
     model, tokenizer = _model(config["model"], config["device"])
     depth = (0.5 + 0.618 * config["seed"]) % 1  # spread over the text
@@ -154,7 +154,7 @@ def _heads(config: Config) -> list[Named]:
     )
     ids = tokenizer(prompt.text, return_tensors="pt").input_ids[:, :-1].to(config["device"])
     found = []
-    for layer, seen in sorted(capture(model, ids).items()):
+    for layer, seen in sorted(capture_attention(model, ids).items()):
         W = interaction_matrix(seen.queries[0, :, -OBSERVED:], seen.keys[0]).double().cpu().numpy()
         safe = salient_channels(seen.keys[0]).cpu().numpy()
         k = prune_count(config["ratio"], W.shape[-1])

@@ -9,7 +9,7 @@ When: an experiment measures what pruning does to attention itself, without deco
   ``values``), each (layers, heads, tokens, width), after RoPE; optionally ``layers`` (their numbers) and ``scaling``.
 
 Models and the latest text are kept in memory, so that cells of one text run the model once.
-Built on `grace_opt.hf.capture`.
+Built on `grace_opt.hf.recording`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bench.material import BOOKS, books, model_path
 from bench.pocket.corpus import Documents
 from bench.real_model import read_text
 from grace_opt.errors import GraceError, OptionError
-from grace_opt.hf import capture
+from grace_opt.hf import capture_attention
 from grace_opt.hf.models import POCKET_FOLDER, ModelError, disable_progress_bars, load_model
 
 #: Documents of training have seeds below a thousand.
@@ -186,7 +186,7 @@ def _captured(
             f"prompt + later = {length} tokens are more than this model's context of {context}: give less with "
             "--set prompt=..."
         )
-    found = capture(model, token_ids(source, text, length, seed, texts, device).to(device), layers=layers)
+    found = capture_attention(model, token_ids(source, text, length, seed, texts, device).to(device), layers=layers)
     return tuple(
         LayerTensors(layer, c.queries[0].float(), c.keys[0].float(), c.values[0].float(), c.scaling)
         for layer, c in found.items()

@@ -149,7 +149,7 @@ def capture_heads(data: Path, model: str, say: Say) -> None:
 
     from bench.material import model_path
     from grace_opt.attention.weights import interaction_matrix
-    from grace_opt.hf import capture
+    from grace_opt.hf import capture_attention
     from grace_opt.hf.models import disable_progress_bars, load_model, load_pocket
 
     disable_progress_bars()
@@ -163,7 +163,7 @@ def capture_heads(data: Path, model: str, say: Say) -> None:
     ids = ids[:, : min(TOKENS, most)]
     heads: list[Array] = []
     pairs: list[Array] = []
-    found = capture(network, ids)
+    found = capture_attention(network, ids)
     paired = spread([number for number, layer in found.items() if layer.keys.shape[1] > 1], PAIRS)
     for at, layer in enumerate(found.values()):
         queries, keys = layer.queries[0, :, -OBSERVED:].double(), layer.keys[0].double()

@@ -10,7 +10,7 @@ program is what you need for yours, the numbers are not.
 import matplotlib.pyplot as plt
 from transformers import DynamicCache
 
-from grace_opt.hf import PrunedKeyCache, Quantization, attach, attention_implementation
+from grace_opt.hf import CompressedCache, Quantization, attach, attention_implementation
 from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs, stored_bits
 from grace_opt.hf.models import load_pocket
 from grace_opt.hf.needle import make_prompt
@@ -38,7 +38,7 @@ read, fed = inputs.input_ids[:, :900], inputs.input_ids[:, 900:]
 def predictions(cache):
     """Log-probabilities after each of the later tokens, and the bits per element that the cache had before them."""
     model(read, past_key_values=cache)
-    size = stored_bits(cache).bits if isinstance(cache, PrunedKeyCache) else 16.0
+    size = stored_bits(cache).bits if isinstance(cache, CompressedCache) else 16.0
     return next_token_log_probs(model, cache, fed), size
 
 
@@ -49,7 +49,7 @@ found = {}
 with attention_implementation(model, "grace_sdpa"):
     dense, _ = predictions(DynamicCache(config=model.config))
     for name, setting in settings.items():
-        log_probs, bits = predictions(PrunedKeyCache(model, **setting))
+        log_probs, bits = predictions(CompressedCache(model, **setting))
         difference = compare_predictions(log_probs, dense, fed[0, 1:])
         found[name] = bits, difference.kl
         print(f"{name:17} {bits:5.2f} bits  KL {difference.kl:.5f}  same likeliest token {difference.top1:.0%}")

@@ -10,7 +10,7 @@ large model.
 import matplotlib.pyplot as plt
 
 from grace_opt.cli.figures import draw_demo
-from grace_opt.hf import PrunedKeyCache, attention_implementation
+from grace_opt.hf import CompressedCache, attention_implementation
 from grace_opt.hf.demo import run_demo
 from grace_opt.hf.models import load_pocket
 from grace_opt.hf.needle import make_prompt
@@ -27,7 +27,7 @@ print("...", prompt.text[-60:])
 # real model loses answers.
 
 with attention_implementation(model, "grace_sdpa"):
-    cache = PrunedKeyCache(model.config, method="grace", ratio=0.3)
+    cache = CompressedCache(model.config, method="grace", ratio=0.3)
     output = model.generate(**inputs, past_key_values=cache, max_new_tokens=2, do_sample=False)
 print("expected: ", prompt.answer)
 print("generated:", tokenizer.decode(output[0, inputs.input_ids.shape[1] :]))

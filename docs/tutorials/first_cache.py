@@ -61,7 +61,7 @@ print(attached.cache.memory_report())
 
 from transformers import DynamicCache
 
-from grace_opt.hf import PrunedKeyCache, attention_implementation
+from grace_opt.hf import CompressedCache, attention_implementation
 from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
 
 read, later = inputs.input_ids[:, :700], inputs.input_ids[:, 700:]
@@ -76,7 +76,7 @@ def expectations(cache):
 with attention_implementation(model, "grace_sdpa"):
     dense = expectations(DynamicCache(config=model.config))
     for bits in (1, 2.25, 4):
-        coded = expectations(PrunedKeyCache(model, bits=bits))
+        coded = expectations(CompressedCache(model, bits=bits))
         found = compare_predictions(coded, dense, later[0, 1:])
         print(f"{bits:4} bits: KL {found.kl:.4f} nats, the same likeliest token after {found.top1:.0%} of the tokens")
 

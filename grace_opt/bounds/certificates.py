@@ -20,7 +20,7 @@ from .._util.cores import thread_count
 from .._util.memory import free_memory
 from .._util.parameters import choice
 from ..kernels.columns.source import ColumnWeights
-from ..problem import Factored, Problem, SparseWeights
+from ..problem import FactoredWeights, Problem, SparseWeights
 from ..run import Run
 from .batched import AT_ONCE, LARGEST_EIGEN, ROW_SECONDS, eigenvalue_bound, in_chunks, row_bound_in_time
 from .convexity import CHOLESKY_FROM, convex_shift
@@ -150,12 +150,12 @@ def form_bound(problem: Problem, run: Run) -> Tensor:
 
     Examples
     --------
-    >>> from grace_opt import Factored
-    >>> W = Factored.product([[1.0, 2.0, 3.0]], [[1.0, 1.0, 1.0]])
+    >>> from grace_opt import FactoredWeights
+    >>> W = FactoredWeights.product([[1.0, 2.0, 3.0]], [[1.0, 1.0, 1.0]])
     >>> round(float(form_bound(Problem.of(W, 2).flatten(), Run())), 6)
     9.0
     """
-    weights = in_form(problem, Factored, "form_bound")
+    weights = in_form(problem, FactoredWeights, "form_bound")
     seconds = weights.product_seconds()
     each = CLOSING * seconds / max(1, len(problem.k))
     least = time.monotonic() + (AT_ONCE if PRODUCTS * seconds <= AT_ONCE and not run.stopped else 0.0)

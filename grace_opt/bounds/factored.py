@@ -10,8 +10,8 @@ C)^\top (A + C) - (A - C)^\top (A - C)`.
   gradients (Nesterov, in the diagonal's scale), v from power steps: stopping early loosens the bound, never breaks it.
 * `nonnegative_bound`: where no factor has a negative entry, f is at least the k least node weights.
 
-Rounding: `Factored.additions` times 2⁻⁵² times the same sums without signs is subtracted. A Lanczos iteration cannot
-prove a least eigenvalue, so there is none here. Sources: Schur (1911); Nesterov (1983); Collatz (1942) for s.
+Rounding: `FactoredWeights.additions` times 2⁻⁵² times the same sums without signs is subtracted. A Lanczos iteration
+cannot prove a least eigenvalue, so there is none here. Sources: Schur (1911); Nesterov (1983); Collatz (1942) for s.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .._util.arrays import power_of_two_scale
 from ..kernels.columns.source import EPS
-from ..problem import Factored, Problem
+from ..problem import FactoredWeights, Problem
 from ..problem.factors import Term
 from .forms import in_form
 from .of_batch import of_batch
@@ -51,11 +51,11 @@ def factored_bound(problem: Problem, expired: Callable[[], bool] = lambda: False
 
     Examples
     --------
-    >>> W = Factored.product([[1.0, 2.0, 3.0]], [[1.0, 1.0, 1.0]])
+    >>> W = FactoredWeights.product([[1.0, 2.0, 3.0]], [[1.0, 1.0, 1.0]])
     >>> round(float(factored_bound(Problem.of(W, 2).flatten())), 6)  # the optimum is 9
     9.0
     """
-    W = in_form(problem, Factored, "factored_bound")
+    W = in_form(problem, FactoredWeights, "factored_bound")
     found = [continuous_bound(problem, expired)]
     if not expired():
         found.append(nonnegative_bound(problem))
@@ -66,7 +66,7 @@ def factored_bound(problem: Problem, expired: Callable[[], bool] = lambda: False
 
 def nonnegative_bound(problem: Problem) -> Tensor:
     """The k least node weights, where no factor of an instance has a negative entry; elsewhere -inf."""
-    W = in_form(problem, Factored, "nonnegative_bound")
+    W = in_form(problem, FactoredWeights, "nonnegative_bound")
     least = [factor.amin((-2, -1)) for term in W.terms for factor in term[:4]]
     valid = (torch.stack(least) >= 0).all(0) & all(term.sign > 0 for term in W.terms)
     if not bool(valid.any()):
@@ -78,12 +78,12 @@ def nonnegative_bound(problem: Problem) -> Tensor:
 
 def continuous_bound(problem: Problem, expired: Callable[[], bool] = lambda: False) -> Tensor:
     """The bound of the continuous relaxation, (B,) float64; see the module."""
-    W = in_form(problem, Factored, "continuous_bound")
+    W = in_form(problem, FactoredWeights, "continuous_bound")
     parts = [_one(W[b], problem.candidates[b], int(problem.k[b]), expired) for b in range(len(problem.k))]
     return torch.stack(parts)
 
 
-def _one(W: Factored, alive: Tensor, k: int, expired: Callable[[], bool]) -> Tensor:
+def _one(W: FactoredWeights, alive: Tensor, k: int, expired: Callable[[], bool]) -> Tensor:
     """The continuous bound of a single instance."""
     if k == 0:
         return torch.zeros((), dtype=torch.float64, device=alive.device)
@@ -107,13 +107,13 @@ def _one(W: Factored, alive: Tensor, k: int, expired: Callable[[], bool]) -> Ten
 class Split(NamedTuple):
     """W = P - N + Diag δ at least, P and N semidefinite and None if there is nothing of them; δ is off by doubt."""
 
-    P: Factored | None
-    N: Factored | None
+    P: FactoredWeights | None
+    N: FactoredWeights | None
     delta: Tensor
     doubt: Tensor
 
 
-def _split(W: Factored) -> Split:
+def _split(W: FactoredWeights) -> Split:
     """Split W of a single instance."""
     none = torch.zeros(W.n, dtype=torch.float64, device=W.device)
     if W.is_semidefinite:
@@ -156,7 +156,7 @@ def _log2_size(x: Tensor) -> float:
     return math.log2(largest) + math.log2(float((x / largest).norm())) if largest else -math.inf
 
 
-def _diagonal_above(N: Factored, delta: Tensor, alive: Tensor, k: int, expired: Callable[[], bool]) -> Tensor:
+def _diagonal_above(N: FactoredWeights, delta: Tensor, alive: Tensor, k: int, expired: Callable[[], bool]) -> Tensor:
     """s with Diag s - N semidefinite on the candidates, the best of some v."""
     size, best, found = N.positive(), -torch.inf, delta
     ones = torch.where(alive, 1.0, 0.0).to(delta)
@@ -177,7 +177,9 @@ def _diagonal_above(N: Factored, delta: Tensor, alive: Tensor, k: int, expired: 
     return found
 
 
-def _descend(P: Factored, linear: Tensor, alive: Tensor, k: int, z: Tensor, expired: Callable[[], bool]) -> Tensor:
+def _descend(
+    P: FactoredWeights, linear: Tensor, alive: Tensor, k: int, z: Tensor, expired: Callable[[], bool]
+) -> Tensor:
     """Where the dual value of min zᵀPz + linearᵀz over 0 ≤ z ≤ 1, 1ᵀz = k is best, as far as the steps came."""
     weights = P.diagonal()
     unit = power_of_two_scale(weights)

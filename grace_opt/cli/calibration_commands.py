@@ -47,7 +47,7 @@ def basis(
 
     Finds the coordinates in which its keys and values are stored, and how many bits each head takes; once per model.
     Without -o, the basis is kept in a folder in the user's cache, where attach(model, bits=2.25) finds it and would
-    else put it at its first long prompt. A file of -o is for PrunedKeyCache(model, bits=2.25, basis=FILE). After
+    else put it at its first long prompt. A file of -o is for CompressedCache(model, bits=2.25, basis=FILE). After
     Ctrl-C, the same command goes on with the texts that are left.
 
     Example: grace-opt basis HuggingFaceTB/SmolLM2-135M -o smollm2.safetensors

@@ -53,7 +53,7 @@ def demo(
         for module in ("matplotlib", "optimum.quanto"):  # now, not when int4 begins or the picture is drawn
             require(module, "demo", "the demo")
         try:
-            from ..hf.config import PruningConfig
+            from ..hf.config import CacheConfig
             from ..hf.demo import BITS, RATIO, providers, run_demo
             from ..hf.models import POCKET_BASIS, POCKET_FOLDER, disable_progress_bars, load_model
             from .figures import save_demo
@@ -73,7 +73,7 @@ def demo(
             if model is None:
                 disable_progress_bars()  # the pocket model is on disk: nothing to wait for
             loaded, tokenizer = load_model(model or str(POCKET_FOLDER))
-            settings = None if pruning is None else PruningConfig.from_json(pruning, loaded)
+            settings = None if pruning is None else CacheConfig.from_json(pruning, loaded)
             report = run_demo(
                 loaded,
                 tokenizer,

@@ -9,7 +9,7 @@ Three lines make an unmodified model decode from a smaller cache, and restore it
 or with an explicit cache::
 
     model.set_attn_implementation("grace_sdpa")
-    cache = PrunedKeyCache(model, method="grace", ratio=0.5)
+    cache = CompressedCache(model, method="grace", ratio=0.5)
     output = model.generate(**inputs, past_key_values=cache)
 
 In few bits, divided among the channels and tokens of keys and values, instead of without some channels::
@@ -28,16 +28,16 @@ from ._compat import require_transformers
 
 require_transformers()
 
+from .._util.moved import refuse_moved  # noqa: E402
 from .attach import Attached, attach  # noqa: E402
 from .attention import register_attention  # noqa: E402
 from .bits.calibrate import calibrate_basis  # noqa: E402
 from .bits.calibrated import CalibratedBasis  # noqa: E402
 from .bits.export import export_static  # noqa: E402
-from .cache import PrunedKeyCache  # noqa: E402
+from .cache import CompressedCache  # noqa: E402
 from .calibrate_eviction import calibrate_eviction  # noqa: E402
 from .calibration import calibrate  # noqa: E402
-from .capture import CapturedAttention, capture, register_capture  # noqa: E402
-from .config import PruningConfig  # noqa: E402
+from .config import CacheConfig  # noqa: E402
 from .eviction import H2O, PyramidKV, SnapKV, StreamingLLM  # noqa: E402
 from .graph_eviction import GraphEviction  # noqa: E402
 from .implementation import attention_implementation  # noqa: E402
@@ -46,6 +46,7 @@ from .layer_losses import LayerLosses  # noqa: E402
 from .learned import learn_masks  # noqa: E402
 from .quantization import Quantization  # noqa: E402
 from .reading import LayerReading, ReadReport, TopTokens  # noqa: E402
+from .recording import CapturedAttention, capture_attention, register_capture  # noqa: E402
 from .report import MemoryReport  # noqa: E402
 from .tune import tune  # noqa: E402
 
@@ -55,15 +56,15 @@ register_capture()
 __all__ = [
     "H2O",
     "Attached",
+    "CacheConfig",
     "CalibratedBasis",
     "CapturedAttention",
+    "CompressedCache",
     "GraphEviction",
     "LayerBudgets",
     "LayerLosses",
     "LayerReading",
     "MemoryReport",
-    "PrunedKeyCache",
-    "PruningConfig",
     "PyramidKV",
     "Quantization",
     "ReadReport",
@@ -75,8 +76,17 @@ __all__ = [
     "calibrate",
     "calibrate_basis",
     "calibrate_eviction",
-    "capture",
+    "capture_attention",
     "export_static",
     "learn_masks",
     "tune",
 ]
+
+__getattr__ = refuse_moved(
+    __name__,
+    {
+        "PrunedKeyCache": "grace_opt.hf.CompressedCache",
+        "PruningConfig": "grace_opt.hf.CacheConfig",
+        "capture": "grace_opt.hf.capture_attention",
+    },
+)

@@ -3,7 +3,7 @@
 When: this is the shortest way to use the adapter, and the only one for code that calls ``generate`` for you, such as a
 ``pipeline``. Every call gets a new cache that knows where the prompt ends. Chunked prefill and assisted decoding
 therefore need no declaration, and calls from several threads share nothing. If the caller passes a cache, that one is
-used; if it is a `PrunedKeyCache` that has not pruned yet, `attach` declares the end of the prompt.
+used; if it is a `CompressedCache` that has not pruned yet, `attach` declares the end of the prompt.
 
 Two things change on the model: its attention implementation (:mod:`grace_opt.hf.implementation`), and an attribute
 ``generate`` of this one instance (:mod:`grace_opt.hf.generate_hook`); while a call runs, so does what it prepares its
@@ -28,8 +28,8 @@ from .._util.warning import users_line, warn
 from ..errors import CacheError, OptionError
 from ..registry import MethodOptions
 from .arguments import require_model
-from .cache import PrunedKeyCache
-from .config import PruningConfig
+from .cache import CompressedCache
+from .config import CacheConfig
 from .generate_hook import GenerateHook, close_block, open_block
 from .given_cache import GivenCache, record_past
 from .implementation import ImplementationOverride, base_for
@@ -45,7 +45,7 @@ class Attached(ContextDecorator):
     model : PreTrainedModel
         The model whose ``generate`` gets caches.
     arguments : mapping
-        Those of `PrunedKeyCache`, for each of these caches.
+        Those of `CompressedCache`, for each of these caches.
     """
 
     _used = True  # until the constructor has finished
@@ -53,19 +53,19 @@ class Attached(ContextDecorator):
 
     def __init__(self, model: PreTrainedModel, arguments: Mapping[str, Any]) -> None:
         self._model, self._line = model, users_line()
-        first = PrunedKeyCache(model, **arguments)  # report wrong arguments now, and say what there is to say once
+        first = CompressedCache(model, **arguments)  # report wrong arguments now, and say what there is to say once
         others = {name: arguments[name] for name in ("provider", "masks", "offloading") if name in arguments}
         self._arguments = {**others, "pruning": first.pruning}
         self._override: ImplementationOverride | None = None
         self._calls = RunningCalls()
         self._opening = threading.RLock()
-        self._latest: PrunedKeyCache | None = None
+        self._latest: CompressedCache | None = None
         self._said_foreign = False
         self._of_thread = threading.local()
         self._used = False
 
     @property
-    def cache(self) -> PrunedKeyCache:
+    def cache(self) -> CompressedCache:
         """The cache of the latest ``generate``: read its `memory_report` or `channel_mask`, or pass it on as
         ``past_key_values``.
 
@@ -77,7 +77,7 @@ class Attached(ContextDecorator):
         CacheError
             If no call has been given a cache yet.
         """
-        own: PrunedKeyCache | None = getattr(self._of_thread, "cache", None)
+        own: CompressedCache | None = getattr(self._of_thread, "cache", None)
         found = self._latest if own is None else own
         if found is None:
             raise CacheError(
@@ -86,9 +86,9 @@ class Attached(ContextDecorator):
             )
         return found
 
-    def new_cache(self, prompt_length: int | None = None) -> PrunedKeyCache:
+    def new_cache(self, prompt_length: int | None = None) -> CompressedCache:
         """Return a cache for one prompt, with the settings given to `attach`."""
-        return PrunedKeyCache(self._model, **self._arguments, prompt_length=prompt_length)
+        return CompressedCache(self._model, **self._arguments, prompt_length=prompt_length)
 
     def generate(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model's own ``generate``, with a new cache unless the call has one or uses none."""
@@ -106,7 +106,7 @@ class Attached(ContextDecorator):
             )
         if length == 0:
             raise OptionError(NO_TOKENS)
-        if isinstance(given, PrunedKeyCache):
+        if isinstance(given, CompressedCache):
             given.check_model(self._model)
             _check_whole(given, args, kwargs)
             if not self._uses_cache(args, kwargs):
@@ -118,11 +118,11 @@ class Attached(ContextDecorator):
             raise OptionError("attach() already gives generate() a cache; leave out cache_implementation")
         if given is None and self._uses_cache(args, kwargs):
             given = kwargs["past_key_values"] = self._of_thread.cache = self._latest = self.new_cache(length)
-        elif isinstance(given, PrunedKeyCache) and given.is_dense and length and length > given.get_seq_length():
+        elif isinstance(given, CompressedCache) and given.is_dense and length and length > given.get_seq_length():
             given.declare_prompt(length)  # the turns before this one were too short to prune
-        elif given is not None and not isinstance(given, PrunedKeyCache):
+        elif given is not None and not isinstance(given, CompressedCache):
             self._say_foreign(given)
-        if not isinstance(given, PrunedKeyCache):
+        if not isinstance(given, CompressedCache):
             return plain(*args, **kwargs)
         args, kwargs = self._without_implementation(args, kwargs)
         if self._is_assisted(args, kwargs):
@@ -263,7 +263,7 @@ class Attached(ContextDecorator):
         return super().__call__(func)
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_") and hasattr(PrunedKeyCache, name):
+        if not name.startswith("_") and hasattr(CompressedCache, name):
             raise AttributeError(
                 f"the object that attach() yields is not a cache and has no {name}; write attached.cache.{name}"
             )
@@ -291,7 +291,7 @@ def attach(
     model : PreTrainedModel
         A decoder-only model, or what ``torch.compile(model)`` returns for one.
     method, ratio, **settings
-        As in `PrunedKeyCache`, but without ``prompt_length``, which each call sets. ``pruning="cache.json"`` takes all
+        As in `CompressedCache`, but without ``prompt_length``, which each call sets. ``pruning="cache.json"`` takes all
         settings from a file of ``grace-opt tune``.
 
     Returns
@@ -303,7 +303,7 @@ def attach(
     Raises
     ------
     OptionError, CacheError, MaskError
-        As `PrunedKeyCache`; also `CacheError` on entering the block if the model does not allow its attention to be
+        As `CompressedCache`; also `CacheError` on entering the block if the model does not allow its attention to be
         chosen.
 
     Notes
@@ -329,10 +329,10 @@ def attach(
         raise OptionError(
             f"{type(found).__name__} has no generate(): it is a model without its language-model head; write "
             f"attach(model) with the full model, from AutoModelForCausalLM.from_pretrained(...). To call this model "
-            f"yourself, pass it a PrunedKeyCache"
+            f"yourself, pass it a CompressedCache"
         )
     if isinstance(settings.get("pruning"), str | os.PathLike):  # once, not for every prompt
-        settings["pruning"] = PruningConfig.from_json(settings["pruning"], found)
+        settings["pruning"] = CacheConfig.from_json(settings["pruning"], found)
     return Attached(found, {"method": method, "ratio": ratio, **settings})
 
 
@@ -341,7 +341,7 @@ def _configuration(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
 
 
-def _check_whole(cache: PrunedKeyCache, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _check_whole(cache: CompressedCache, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raise if tokens of the input would be lost: it is taken for the whole text, those of the cache included."""
     if kwargs.get("inputs_embeds") is not None:
         return  # all of them are new

@@ -140,7 +140,7 @@ def pruning_function(base_name: str) -> AttentionFunction:
         if layer.plan.config.read is not None:
             _refuse_unsupported(module, kwargs, "leave out read=")
         elif layer.plan.config.fused and layer.plan.bits is None:
-            _refuse_unsupported(module, kwargs, "write fused=False among the settings of PrunedKeyCache() or attach()")
+            _refuse_unsupported(module, kwargs, "write fused=False among the settings of CompressedCache() or attach()")
         if old is not None:
             output, weights = _decoded(base_name, module, query, key, value, attention_mask, layer, old, kwargs)
             return output, None if weights is None else weights_in_sequence(weights, old)

@@ -1,7 +1,7 @@
 """`DecodedBitsPress`: what ``bits=`` keeps of keys and values, decoded, in NVIDIA's kvpress. It saves no memory.
 
 When: to score ``bits=`` on the benchmarks of kvpress beside its presses. A press has to hand dense tensors back, so the
-codes are made, read, and thrown away: the model answers from the numbers that a `PrunedKeyCache` would hold, at the
+codes are made, read, and thrown away: the model answers from the numbers that a `CompressedCache` would hold, at the
 dense cache's bytes. `DecodedBitsPress.stored` says what the codes took. To save memory, use `grace_opt.hf.attach`.
 
 Import it by its full name, ``from grace_opt.hf.bits_press import DecodedBitsPress``; see `grace_opt.hf.press`.
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from ..errors import CacheError
 from .bits.calibrated import CalibratedBasis
 from .bits.settings import CALIBRATED
-from .cache import PrunedKeyCache
+from .cache import CompressedCache
 from .evaluation.sizes import StoredBits, stored_bits
 from .observation import Observation
 from .press import require_kvpress
@@ -54,17 +54,17 @@ class DecodedBitsPress(BasePress):
     Notes
     -----
     As with every press, all tokens count as real: the prompts of a batch must have equal length, without padding.
-    Tokens after the prompt stay as they are; a `PrunedKeyCache` codes them later, in blocks.
+    Tokens after the prompt stay as they are; a `CompressedCache` codes them later, in blocks.
     """
 
     bits: float = 2.25
     basis: str | os.PathLike[str] | CalibratedBasis = CALIBRATED
     trellis: bool = True
-    _cache: PrunedKeyCache | None = field(default=None, init=False, repr=False, compare=False)
+    _cache: CompressedCache | None = field(default=None, init=False, repr=False, compare=False)
 
     def post_init_from_model(self, model: PreTrainedModel) -> None:
         """Prepare for the prompts of a model; makes its basis if there is none yet."""
-        self._cache = PrunedKeyCache(model, bits=self.bits, basis=self.basis, trellis=self.trellis)
+        self._cache = CompressedCache(model, bits=self.bits, basis=self.basis, trellis=self.trellis)
         if self._cache.budget is not None and self._cache.budget.source is not None:
             self._cache.budget.source()  # in a prompt, the calibration would run through this press
 

@@ -1,4 +1,4 @@
-"""`PrunedKeyCache`: a cache for ``generate`` that keeps only the key channels chosen by a solver.
+"""`CompressedCache`: a cache for ``generate`` that keeps only the key channels chosen by a solver.
 
 When: long prompts need a smaller key cache than dense 16-bit keys, on any model that computes attention through
 transformers' attention interface. At equal size, int8 or int4 keys lose less than pruning alone. Below about 3.5 bits
@@ -35,7 +35,7 @@ from .bits.budget import BitBudget
 from .bits.coded import CodedTokens
 from .bits.make_budget import budget_of
 from .bits.settings import BUDGETS, DEFAULT_BITS, NO_BASIS, OF_PROMPT
-from .config import PruningConfig
+from .config import CacheConfig
 from .fingerprint import OPTIONAL, adapters_of, fingerprint, fingerprint_differences
 from .foreign_layers import crop_layer, keeps_slice_of, own_window
 from .in_step import InStep, all_or_none
@@ -52,7 +52,7 @@ from .saving import load_about, restore_layers, save_layers
 from .static_masks import static_sources
 
 
-class PrunedKeyCache(Cache):
+class CompressedCache(Cache):
     """A key-value cache that stores only the kept channels of the prompt's older keys, per KV head.
 
     Parameters
@@ -61,11 +61,11 @@ class PrunedKeyCache(Cache):
         The model, or ``model.config``. From the model, the cache also learns the size of prefill chunks and which
         weights its masks and saved states belong to.
     method, ratio
-        As in `PruningConfig`. Without them, and without other settings that make the cache smaller, keys and values are
+        As in `CacheConfig`. Without them, and without other settings that make the cache smaller, keys and values are
         stored in 2.25 bits (``bits=2.25``).
-    pruning : PruningConfig or path, optional
+    pruning : CacheConfig or path, optional
         All settings at once, instead of ``method``, ``ratio`` and ``settings``. A path is that of a file that
-        ``grace-opt tune`` or `PruningConfig.to_json` wrote; it is refused if it is for another model.
+        ``grace-opt tune`` or `CacheConfig.to_json` wrote; it is refused if it is for another model.
     provider : MaskSource, optional
         Chooses the channels; replaces ``method``, ``ratio``, ``kept_channels``, ``protect``, ``weight``, ``seed`` and
         the method's options. A `grace_opt.MaskProvider`, or any function ``(queries, keys, attention_mask) ->
@@ -78,11 +78,11 @@ class PrunedKeyCache(Cache):
     offloading : bool
         Keep the layers on the CPU and fetch each when needed, as ``DynamicCache(offloading=True)`` does. Needs CUDA.
     **settings
-        The other settings of `PruningConfig`; any other name is an option of the method.
+        The other settings of `CacheConfig`; any other name is an option of the method.
 
     Attributes
     ----------
-    pruning : PruningConfig
+    pruning : CacheConfig
         The settings.
     prunable_layers : tuple of int
         Positions, in the model, of the layers that are pruned.
@@ -107,7 +107,7 @@ class PrunedKeyCache(Cache):
     Examples
     --------
     >>> from transformers import LlamaConfig
-    >>> cache = PrunedKeyCache(LlamaConfig(num_hidden_layers=2), method="mies", ratio=0.5)
+    >>> cache = CompressedCache(LlamaConfig(num_hidden_layers=2), method="mies", ratio=0.5)
     >>> cache.prunable_layers
     (0, 1)
     """
@@ -118,7 +118,7 @@ class PrunedKeyCache(Cache):
         method: str | MethodOptions | None = None,
         ratio: float | Sequence[float] | None = None,
         *,
-        pruning: PruningConfig | str | os.PathLike[str] | None = None,
+        pruning: CacheConfig | str | os.PathLike[str] | None = None,
         provider: MaskSource | None = None,
         masks: ChannelMask | None = None,
         prompt_length: int | None = None,
@@ -126,8 +126,8 @@ class PrunedKeyCache(Cache):
         **settings: Any,
     ) -> None:
         if not isinstance(model, PreTrainedConfig):
-            model = unwrap_model(model, "PrunedKeyCache")
-        text = text_config(model, "PrunedKeyCache")
+            model = unwrap_model(model, "CompressedCache")
+        text = text_config(model, "CompressedCache")
         if not isinstance(offloading, bool):
             raise OptionError(f"offloading={shown(offloading)}: write True or False")
         if offloading and not torch.cuda.is_available():
@@ -140,11 +140,11 @@ class PrunedKeyCache(Cache):
         given = {name: value for name, value in first.items() if value is not None} | settings
         if pruning is not None:
             if isinstance(pruning, str | os.PathLike):
-                pruning = PruningConfig.from_json(pruning, model)
-            if not isinstance(pruning, PruningConfig):
+                pruning = CacheConfig.from_json(pruning, model)
+            if not isinstance(pruning, CacheConfig):
                 raise OptionError(
-                    f"pruning must be a PruningConfig, or the name of a file that grace-opt tune wrote, not "
-                    f"{pruning!r}; write PruningConfig(...), or PruningConfig.from_dict(...)"
+                    f"pruning must be a CacheConfig, or the name of a file that grace-opt tune wrote, not "
+                    f"{pruning!r}; write CacheConfig(...), or CacheConfig.from_dict(...)"
                 )
             check_no_settings(given, "pruning=")
         self.pruning = settings_of(pruning, given, provider, masks)
@@ -257,7 +257,7 @@ class PrunedKeyCache(Cache):
         if layer_idx >= len(self.layers):
             raise CacheError(
                 f"the model writes to layer {layer_idx} but this cache was made for {len(self.layers)} layers; write "
-                "PrunedKeyCache(model.config, ...) with the configuration of the same model"
+                "CompressedCache(model.config, ...) with the configuration of the same model"
             )
         first, layer = layer_idx == self.prunable_layers[0], self.layers[layer_idx]
         if first or not self._attending:
@@ -472,7 +472,7 @@ class PrunedKeyCache(Cache):
         provider: MaskSource | None = None,
         masks: ChannelMask | None = None,
         basis: str | os.PathLike[str] | None = None,
-    ) -> PrunedKeyCache:
+    ) -> CompressedCache:
         """Read a cache that `save` wrote, bit for bit.
 
         Parameters
@@ -494,9 +494,9 @@ class PrunedKeyCache(Cache):
             If the file cannot be read, was saved for another model, or is coded in another basis.
         """
         if not isinstance(model, PreTrainedConfig):
-            model = unwrap_model(model, "PrunedKeyCache")
+            model = unwrap_model(model, "CompressedCache")
         about, tensors = load_about(path)
-        here = fingerprint(model if isinstance(model, PreTrainedModel) else text_config(model, "PrunedKeyCache"))
+        here = fingerprint(model if isinstance(model, PreTrainedModel) else text_config(model, "CompressedCache"))
         there = about["fingerprint"]
         names = sorted({*here, *there} - {name for name in OPTIONAL if name not in here or name not in there})
         pairs = {name: (there.get(name), here.get(name)) for name in names}
@@ -506,7 +506,7 @@ class PrunedKeyCache(Cache):
                 f"{path} was saved for another model ({'; '.join(differ)}); run the prompt through this model instead"
             )
         try:
-            pruning = PruningConfig.from_dict(about["pruning"])
+            pruning = CacheConfig.from_dict(about["pruning"])
         except GraceError as error:
             raise CacheError(f"{path} has settings that this grace_opt does not know: {error}") from error
         if basis is not None:
@@ -524,13 +524,13 @@ class PrunedKeyCache(Cache):
             if isinstance(error, CalibrationError):
                 raise CacheError(
                     f"{path} is coded in a calibrated basis, which is not part of the file: {error} If you have the "
-                    "basis in another file, write PrunedKeyCache.load(path, model, basis=FILE)"
+                    "basis in another file, write CompressedCache.load(path, model, basis=FILE)"
                 ) from error
             raise CacheError(f"{path} has settings that do not suit this model: {error}") from error
         if about["basis"] is not None and about["basis"] != cache._basis_digest(needed=True):
             raise CacheError(
                 f"{path} is coded in another basis of this model than the one at hand (basis={cache.pruning.basis!r}); "
-                "write PrunedKeyCache.load(path, model, basis=FILE) with the file of the basis that it was coded in, "
+                "write CompressedCache.load(path, model, basis=FILE) with the file of the basis that it was coded in, "
                 "or run the prompt again"
             )
         try:
@@ -545,15 +545,15 @@ class PrunedKeyCache(Cache):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse to be pickled, by `torch.save` too: what is pickled belongs to one version of everything."""
         raise CacheError(
-            "a cache is not pickled; write cache.save(FILE), and PrunedKeyCache.load(FILE, model) where it is needed"
+            "a cache is not pickled; write cache.save(FILE), and CompressedCache.load(FILE, model) where it is needed"
         )
 
-    def __copy__(self) -> PrunedKeyCache:
+    def __copy__(self) -> CompressedCache:
         made = type(self).__new__(type(self))
         made.__dict__.update(self.__dict__)
         return made
 
-    def __deepcopy__(self, copies: dict[int, Any]) -> PrunedKeyCache:
+    def __deepcopy__(self, copies: dict[int, Any]) -> CompressedCache:
         made = copies[id(self)] = type(self).__new__(type(self))
         made.__dict__.update(copy.deepcopy(self.__dict__, copies))
         return made

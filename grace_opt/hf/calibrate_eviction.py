@@ -20,8 +20,7 @@ from .._util.parameters import flag, integer
 from ..errors import CalibrationError, OptionError
 from .arguments import require_model
 from .by_heads import ByHeads, some_heads
-from .cache import PrunedKeyCache
-from .capture import capture
+from .cache import CompressedCache
 from .evaluated import evaluated
 from .evaluation import compare_predictions, next_token_log_probs
 from .filling import filled
@@ -33,6 +32,7 @@ from .layer_budgets import check_divisible
 from .layer_losses import LayerLosses
 from .placement import input_device
 from .prunable import text_config
+from .recording import capture_attention
 from .texts import check_known, given_texts, token_ids
 
 #: Shares of the prompt's tokens that a head keeps.
@@ -98,13 +98,13 @@ def calibrate_eviction(
 
     Examples
     --------
-    >>> from grace_opt.hf import GraphEviction, LayerBudgets, PrunedKeyCache, SnapKV
+    >>> from grace_opt.hf import GraphEviction, LayerBudgets, CompressedCache, SnapKV
     >>> from grace_opt.hf.models import load_pocket
     >>> model, tokenizer = load_pocket()
     >>> losses = calibrate_eviction(model, tokenizer, ["the quiet river runs by " * 200], evict=SnapKV())
     >>> losses
     LayerLosses(3 layers, 2 heads)
-    >>> cache = PrunedKeyCache(model, ratio=0.0, evict=LayerBudgets(GraphEviction(budget=0.25), losses))
+    >>> cache = CompressedCache(model, ratio=0.0, evict=LayerBudgets(GraphEviction(budget=0.25), losses))
     """
     model = require_model(model, "calibrate_eviction")
     if not model.can_generate():
@@ -159,9 +159,9 @@ def calibrate_eviction(
     return LayerLosses(layers, SHARES, tuple((means if by_heads else means[:, 0]).tolist()), made_for)
 
 
-def _whole(model: PreTrainedModel, evict: Any = None) -> PrunedKeyCache:
+def _whole(model: PreTrainedModel, evict: Any = None) -> CompressedCache:
     """Return an empty cache that keeps all channels, for any model: not all can decode without copies (``fused``)."""
-    return PrunedKeyCache(model, ratio=0.0, fused=False, evict=evict)
+    return CompressedCache(model, ratio=0.0, fused=False, evict=evict)
 
 
 class _Text:
@@ -171,7 +171,7 @@ class _Text:
         self.model, self.following, read = model, ids[:, -later:], ids[:, :-later]
         self.cache = _whole(model)
         model(read, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
-        self.captured, self.layers = capture(model, read, layers=layers), decoder_layers(model)
+        self.captured, self.layers = capture_attention(model, read, layers=layers), decoder_layers(model)
         with outputs_recorded(self.layers) as self.outputs:
             self.dense = next_token_log_probs(model, copy.deepcopy(self.cache), self.following)
 

@@ -27,12 +27,12 @@ from ..problem import Problem
 from ..registry import MethodOptions
 from .arguments import DEFAULT_METHOD, require_model
 from .bits.settings import BUDGETS
-from .cache import PrunedKeyCache
-from .capture import capture
+from .cache import CompressedCache
 from .channel_choice import check_usable, mask_that_prunes_nothing, prunes_nothing
-from .config import PruningConfig
+from .config import CacheConfig
 from .fingerprint import fingerprint
 from .placement import input_device
+from .recording import capture_attention
 from .texts import all_token_ids
 
 #: Settings of a cache that do not affect which channels are chosen from whole texts.
@@ -48,7 +48,7 @@ def calibrate(
     method: str | MethodOptions | None = None,
     ratio: float | Sequence[float] | None = None,
     *,
-    pruning: PruningConfig | None = None,
+    pruning: CacheConfig | None = None,
     observation_window: int | None = None,
     advance: Callable[[int], None] = lambda done: None,
     **settings: Any,
@@ -64,7 +64,7 @@ def calibrate(
     tokenizer : callable, optional
         Needed if ``texts`` contains strings.
     method, ratio, pruning, **settings
-        As in `PrunedKeyCache`, but only those on which the channels depend; without them, ``"grace"`` and a ratio of
+        As in `CompressedCache`, but only those on which the channels depend; without them, ``"grace"`` and a ratio of
         0.3. ``recent_window``, ``sink_tokens``, ``tail_block``, ``fused``, ``evict`` and ``quantize`` belong to the
         cache; in ``pruning`` they are ignored, and so is its ``observation_window``. ``bits`` and its like drop no
         channels: see `calibrate_basis`.
@@ -76,7 +76,7 @@ def calibrate(
     Returns
     -------
     ChannelMask
-        ``(prunable layers, H, d)``, with the model's fingerprint, for ``PrunedKeyCache(model, masks=...)``.
+        ``(prunable layers, H, d)``, with the model's fingerprint, for ``CompressedCache(model, masks=...)``.
 
     Raises
     ------
@@ -106,22 +106,22 @@ def calibrate(
     if ignored := sorted(_NOT_ASKED & set(settings)):
         raise OptionError(
             f"the channels do not depend on {', '.join(ignored)}; give them to the cache that uses the masks: "
-            f"PrunedKeyCache(model, masks=masks, {', '.join(f'{name}=...' for name in ignored)})"
+            f"CompressedCache(model, masks=masks, {', '.join(f'{name}=...' for name in ignored)})"
         )
     if isinstance(pruning, str | os.PathLike):
-        pruning = PruningConfig.from_json(pruning, model)
+        pruning = CacheConfig.from_json(pruning, model)
     _refuse_bits(settings, pruning)
     observed = integer("observation_window", observation_window, at_least=1, optional=True)
     # The same checks, layers and settings as the cache that will use the masks.
     method = DEFAULT_METHOD if method is None and pruning is None else method
-    cache = PrunedKeyCache(model, method, ratio, pruning=pruning, **settings)
+    cache = CompressedCache(model, method, ratio, pruning=pruning, **settings)
     device = input_device(model)
     means: dict[int, Tensor] = {}
     squares: dict[int, Tensor] = {}
     kept: dict[int, ChannelMask] = {}
     for done, given in enumerate(every, 1):
         ids = given.to(device)
-        captured = capture(model, ids, layers=cache.prunable_layers)
+        captured = capture_attention(model, ids, layers=cache.prunable_layers)
         for layer, seen in captured.items():
             if prunes_nothing(cache.pruning.provider(layer), seen.keys):
                 kept[layer] = mask_that_prunes_nothing(seen.keys[:1]).layer(0)
@@ -149,15 +149,15 @@ def calibrate(
     return ChannelMask.stack(masks, fingerprint(model))
 
 
-def _refuse_bits(settings: Mapping[str, Any], pruning: PruningConfig | None) -> None:
+def _refuse_bits(settings: Mapping[str, Any], pruning: CacheConfig | None) -> None:
     """Refuse settings that drop no channels, before a cache calibrates a basis for them."""
     named = [name for name in (*BUDGETS, "basis") if settings.get(name) is not None]
-    held = [name for name in BUDGETS if isinstance(pruning, PruningConfig) and getattr(pruning, name) is not None]
+    held = [name for name in BUDGETS if isinstance(pruning, CacheConfig) and getattr(pruning, name) is not None]
     if named or held:
         raise OptionError(
             f"calibrate() chooses channels to drop, and {', '.join(named or held)}= drops none: write "
             "calibrate_basis(model, tokenizer, texts).save(FILE), and give the cache bits= and basis=FILE; to drop "
             f"channels, leave out {', '.join(named) or 'pruning='}"
         )
-    if isinstance(pruning, PruningConfig) and pruning.drops_nothing:
+    if isinstance(pruning, CacheConfig) and pruning.drops_nothing:
         raise OptionError("calibrate() chooses channels to drop, and pruning= drops none: give it ratio=")

@@ -1,7 +1,7 @@
-"""`PruningConfig`: all settings of a pruned key cache, as one frozen value that can be written to JSON.
+"""`CacheConfig`: all settings of a pruned key cache, as one frozen value that can be written to JSON.
 
 Use it to store the settings next to a result, to share them between caches, or to read them from a file. You can also
-pass the same names directly: ``PrunedKeyCache(model, ratio=0.6, sink_tokens=4)`` builds the configuration for you.
+pass the same names directly: ``CompressedCache(model, ratio=0.6, sink_tokens=4)`` builds the configuration for you.
 
 Source: GRACE (arXiv 2604.16983) for protection, ThinK (arXiv 2407.21018) for the windows, StreamingLLM (arXiv
 2309.17453) for sink tokens.
@@ -60,7 +60,7 @@ def _check_given(given: Mapping[str, Any]) -> None:
     OTHER_NAMES_OF_SETTINGS, ' Give the options of a method as options={"name": value}.', check=_check_given
 )
 @dataclass(frozen=True)
-class PruningConfig:
+class CacheConfig:
     """How a key cache is made smaller: with ``bits=2.25``, unless a setting is given that makes it smaller otherwise.
 
     Attributes
@@ -135,13 +135,13 @@ class PruningConfig:
 
     Examples
     --------
-    >>> config = PruningConfig(ratio=0.6, sink_tokens=4)
-    >>> PruningConfig.from_dict(config.to_dict()) == config
+    >>> config = CacheConfig(ratio=0.6, sink_tokens=4)
+    >>> CacheConfig.from_dict(config.to_dict()) == config
     True
-    >>> PruningConfig().bits, PruningConfig(ratio=0.6).bits, PruningConfig(quantize="int4").ratio
+    >>> CacheConfig().bits, CacheConfig(ratio=0.6).bits, CacheConfig(quantize="int4").ratio
     (2.25, None, 0.0)
     >>> from grace_opt.solvers import TabuOptions
-    >>> PruningConfig(TabuOptions(iterations=500)).options
+    >>> CacheConfig(TabuOptions(iterations=500)).options
     {'iterations': 500}
     """
 
@@ -320,7 +320,7 @@ class PruningConfig:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> PruningConfig:
+    def from_dict(cls, values: Mapping[str, Any]) -> CacheConfig:
         """The configuration that `to_dict` wrote.
 
         Raises
@@ -372,8 +372,8 @@ class PruningConfig:
         --------
         >>> import tempfile
         >>> path = tempfile.mkdtemp() + "/cache.json"
-        >>> text = PruningConfig(bits=2.25).to_json(path)
-        >>> PruningConfig.from_json(path) == PruningConfig(bits=2.25)
+        >>> text = CacheConfig(bits=2.25).to_json(path)
+        >>> CacheConfig.from_json(path) == CacheConfig(bits=2.25)
         True
         """
         text = format_settings(self.to_dict(), {} if model is None else fingerprint(model))
@@ -384,7 +384,7 @@ class PruningConfig:
     @classmethod
     def from_json(
         cls, path: str | os.PathLike[str], model: PreTrainedModel | PreTrainedConfig | None = None
-    ) -> PruningConfig:
+    ) -> CacheConfig:
         """Read a file that `to_json` or ``grace-opt tune`` wrote.
 
         Parameters
@@ -407,7 +407,7 @@ class PruningConfig:
             raise OptionError(f"{os.fspath(path)} holds settings that cannot be: {error}") from error
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> PruningConfig:
+    def of(cls, settings: Mapping[str, Any]) -> CacheConfig:
         """Build a configuration from keyword arguments; unknown names become options of the method."""
         known = {f.name for f in fields(cls)}
         _check_kind("options", settings.get("options", {}), Mapping, "a dict from names to values")
@@ -415,7 +415,7 @@ class PruningConfig:
         return cls(**{**{n: v for n, v in settings.items() if n in known}, "options": options})
 
 
-def _check_read(config: PruningConfig) -> None:
+def _check_read(config: CacheConfig) -> None:
     """Refuse what does not go with ``read=``."""
     read = config.read
     if not isinstance(read, TopTokens):

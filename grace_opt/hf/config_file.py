@@ -1,7 +1,7 @@
-"""The file of a `PruningConfig`: its settings as JSON, and the model that they were measured on.
+"""The file of a `CacheConfig`: its settings as JSON, and the model that they were measured on.
 
 When: ``grace-opt tune`` writes one, ``cache.json``; ``attach(model, pruning="cache.json")`` and ``grace-opt demo
---pruning cache.json`` read it. People may edit it: it has no digest, and `PruningConfig` checks every value.
+--pruning cache.json`` read it. People may edit it: it has no digest, and `CacheConfig` checks every value.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def format_settings(settings: Mapping[str, Any], made_for: Mapping[str, int | st
     Parameters
     ----------
     settings : mapping
-        What `PruningConfig.to_dict` gives.
+        What `CacheConfig.to_dict` gives.
     made_for : mapping
         The `fingerprint` of the model that they are for; empty for any.
     """
@@ -69,12 +69,12 @@ def read_settings(path: str | os.PathLike[str], model: PreTrainedModel | PreTrai
         if isinstance(error, OSError) and name.lstrip().startswith("{"):
             why = "that is the text of such a file, and its path is wanted"
         raise OptionError(
-            f"the settings in {shown(name)} cannot be read: {why}; PruningConfig.to_json and grace-opt tune "
+            f"the settings in {shown(name)} cannot be read: {why}; CacheConfig.to_json and grace-opt tune "
             "write such files"
         ) from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise OptionError(
-            f"{name} is JSON, but no file of cache settings, which has format {FORMAT!r}; PruningConfig.to_json and "
+            f"{name} is JSON, but no file of cache settings, which has format {FORMAT!r}; CacheConfig.to_json and "
             "grace-opt tune write one"
         )
     if content.get("version") not in (VERSION, OLDER):
@@ -90,7 +90,7 @@ def read_settings(path: str | os.PathLike[str], model: PreTrainedModel | PreTrai
         if differences := fingerprint_differences("file", made_for, here):
             raise OptionError(
                 f"the settings in {name} were measured on another model ({'; '.join(differences)}); run grace-opt "
-                "tune on this one, or, to use them anyway, write pruning=PruningConfig.from_json(FILE)"
+                "tune on this one, or, to use them anyway, write pruning=CacheConfig.from_json(FILE)"
             )
     return settings if content["version"] == VERSION else _of_older(settings)
 

@@ -28,13 +28,13 @@ from ..attention.weights import PROTECT_HIGH, PROTECT_LOW, interaction_matrix, p
 from ..errors import OptionError
 from ..problem import Problem
 from .bits.at_hand import basis_for
-from .cache import PrunedKeyCache
-from .capture import CapturedAttention, capture
-from .config import PruningConfig
+from .cache import CompressedCache
+from .config import CacheConfig
 from .evaluation import ask, compare_predictions, next_token_log_probs, stored_bits
 from .evaluation.sizes import DENSE_BITS
 from .implementation import attention_implementation
 from .needle import filler, make_prompt, question
+from .recording import CapturedAttention, capture_attention
 from .report import tensors_in
 
 #: The method of the first row, with which the others are compared.
@@ -153,7 +153,7 @@ def run_demo(
     ratios: tuple[float, ...] = RATIOS,
     bits: tuple[float, ...] = BITS,
     basis: str | Path | None = None,
-    pruning: PruningConfig | None = None,
+    pruning: CacheConfig | None = None,
     advance: Callable[[str], None] = lambda step: None,
 ) -> DemoReport:
     """Read one text into a dense cache and into smaller ones, and compare predictions, answers and bytes.
@@ -174,7 +174,7 @@ def run_demo(
         Mean bits per element of caches with ``bits=``.
     basis : str or Path, optional
         File of the model's basis for these. By default it is looked for, and made now if there is none yet.
-    pruning : PruningConfig, optional
+    pruning : CacheConfig, optional
         Settings of one more row, for instance those that ``grace-opt tune`` recommends.
     advance : callable
         Called with the name of each finished step, for a progress bar.
@@ -202,8 +202,8 @@ def run_demo(
     later = ids_of("".join(f" {filler(rng)}" for _ in range(LATER_SENTENCES)))[:, :LATER_TOKENS]
     asked = [(ids_of(" " + question(city)), ids_of(" " + answer)) for city, answer in prompt.passwords]
     with attention_implementation(model, "grace_sdpa"), torch.no_grad():
-        probe = PrunedKeyCache(model.config, ratio=0.0, protect=(0.0, 0.0))
-        captured = [c for _, c in sorted(capture(model, read, layers=probe.prunable_layers).items())]
+        probe = CompressedCache(model.config, ratio=0.0, protect=(0.0, 0.0))
+        captured = [c for _, c in sorted(capture_attention(model, read, layers=probe.prunable_layers).items())]
         W = _interactions(captured)
         solvers = [row for each in ratios for row in _solved(captured, W, each)]
         advance("interaction matrices")
@@ -213,7 +213,7 @@ def run_demo(
         if basis is None and (bits or (pruning is not None and pruning.is_coded)):
             basis_for(model, tokenizer=tokenizer)  # for GGUF files, whose tokenizer the model does not know
         few_bits = {} if basis is None else {"basis": basis}
-        of = functools.partial(PrunedKeyCache, model)  # not made yet, so that only one holds its tokens at a time
+        of = functools.partial(CompressedCache, model)  # not made yet, so that only one holds its tokens at a time
         caches = {
             "int4": functools.partial(of, ratio=0.0, quantize="int4"),
             **{method: functools.partial(of, provider=one) for method, one in providers(ratio).items()},
@@ -280,7 +280,7 @@ class _Run:
         self.reference = next_token_log_probs(self.model, cache, self.later)
         return DemoRow(DENSE, DENSE_BITS, self.dense_bytes, 1.0, 0.0, 1.0, right)
 
-    def smaller(self, method: str, cache: PrunedKeyCache) -> DemoRow:
+    def smaller(self, method: str, cache: CompressedCache) -> DemoRow:
         """Measure a cache that is still empty; `stored_bits` refuses one in which nothing was compressed."""
         if self.reference is None:
             raise RuntimeError("the dense cache runs first: it is what the others are compared to")

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from .capture import CapturedAttention
 from .layer import PrunedKeyLayer
 from .observation import Observation
+from .recording import CapturedAttention
 
 AnyCache = TypeVar("AnyCache", bound=Any)
 
@@ -27,7 +27,7 @@ def filled(cache: AnyCache, captured: Mapping[int, CapturedAttention]) -> AnyCac
     cache : Cache
         Empty; ours, or one of transformers.
     captured : mapping
-        What `grace_opt.hf.capture` returned for the prompt, of every layer of the cache.
+        What `grace_opt.hf.recording` returned for the prompt, of every layer of the cache.
 
     Returns
     -------
@@ -36,11 +36,11 @@ def filled(cache: AnyCache, captured: Mapping[int, CapturedAttention]) -> AnyCac
 
     Examples
     --------
-    >>> from grace_opt.hf import PrunedKeyCache, capture
+    >>> from grace_opt.hf import CompressedCache, capture_attention
     >>> from grace_opt.hf.models import load_pocket
     >>> model, tokenizer = load_pocket()
     >>> ids = tokenizer("the quiet river runs past the old mill . " * 20, return_tensors="pt").input_ids
-    >>> cache = filled(PrunedKeyCache(model, ratio=0.5), capture(model, ids))
+    >>> cache = filled(CompressedCache(model, ratio=0.5), capture_attention(model, ids))
     >>> cache.get_seq_length() == ids.shape[1], cache.memory_report().pruned_tokens > 0
     (True, True)
     """

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .cache import PrunedKeyCache
+from .cache import CompressedCache
 from .layer import PrunedKeyLayer
 from .method_hook import LOCK, MethodHook
 
@@ -32,7 +32,7 @@ class GivenCache:
     ----------
     model : PreTrainedModel
         The model that generates.
-    cache : PrunedKeyCache
+    cache : CompressedCache
         What it was given.
     length : int, optional
         Number of tokens of the input, those of the cache included; None if only ``generate`` can know it.
@@ -40,7 +40,7 @@ class GivenCache:
         How many of them are embeddings, which ``generate`` does not return.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: PrunedKeyCache, length: int | None, unsaid: int = 0) -> None:
+    def __init__(self, model: PreTrainedModel, cache: CompressedCache, length: int | None, unsaid: int = 0) -> None:
         self.cache, self._model, self._length, self._unsaid = cache, model, length, unsaid
         self._hook: PrepareHook | None = None
         #: Where the model has dropped the cache for good: how many tokens it has read since, and how many there were.
@@ -134,7 +134,7 @@ class GivenCache:
         return f"generate() has put {what} into its cache, so {'no other' if held else 'nothing'} is compressed: {why}"
 
 
-def record_past(cache: PrunedKeyCache) -> None:
+def record_past(cache: CompressedCache) -> None:
     """Prepare a cache for assisted decoding; later versions of transformers do so themselves, except after a reset."""
     for layer in cache.layers:
         if isinstance(layer, PrunedKeyLayer):

@@ -1,11 +1,9 @@
 """Switch a model's attention implementation for a block, and restore it whatever the order in which blocks end.
 
-When: for `attach`, `capture`, and code that selects ``"grace_sdpa"`` temporarily. Blocks on one model may be nested,
-may end in any order, and may belong to different threads. Each block remembers what it found on every configuration; a
-block that ends before a later one passes this on to it. The last block to end therefore restores what the first one
-found.
-
-The switch itself is ``set_attn_implementation`` of transformers.
+When: for `attach`, `capture_attention`, and code that selects ``"grace_sdpa"`` temporarily. Blocks on one model may be
+nested, may end in any order, and may belong to different threads. Each block remembers what it found on every
+configuration; a block that ends before a later one passes this on to it. The last block to end therefore restores what
+the first one found. The switch itself is ``set_attn_implementation`` of transformers.
 """
 
 from __future__ import annotations

@@ -347,7 +347,7 @@ class PrunedKeyLayer(DynamicLayer):
             raise CacheError(
                 f"there are no new tokens: the input is taken for the whole text, of which the cache already holds "
                 f"{self.get_seq_length()} tokens; give all of it, these first, and for another prompt make a new "
-                "PrunedKeyCache or call reset()"
+                "CompressedCache or call reset()"
             )
         return self.get_seq_length() + count, 0
 
@@ -430,7 +430,7 @@ class PrunedKeyLayer(DynamicLayer):
             raise CacheError(
                 f"crop({tokens_to_remove}) right after an undeclared prompt: assisted decoding has fed its candidates "
                 "together with the prompt, and they were taken for observed queries. Declare the prompt's end, "
-                "PrunedKeyCache(..., prompt_length=inputs.input_ids.shape[1]), or generate inside `with "
+                "CompressedCache(..., prompt_length=inputs.input_ids.shape[1]), or generate inside `with "
                 f"grace_opt.hf.attach(model):`; to shorten the prompt yourself, write crop({keep - length})"
             )
         self.prompt.crop(keep, self.plan.index)

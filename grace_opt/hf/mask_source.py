@@ -1,6 +1,6 @@
 """Which of a cache's arguments chooses the channels, checked when the cache is made, not after a long prompt.
 
-When: `PrunedKeyCache` is made. The settings' method, ``provider=``, ``masks=`` and ``bits=`` exclude each other: what
+When: `CompressedCache` is made. The settings' method, ``provider=``, ``masks=`` and ``bits=`` exclude each other: what
 would be ignored is refused.
 """
 
@@ -17,7 +17,7 @@ from ..attention.masks import ChannelMask
 from ..attention.provider import DEFAULT_RATIO
 from ..errors import CacheError, OptionError
 from .bits.settings import BUDGETS
-from .config import PruningConfig
+from .config import CacheConfig
 from .plan import MaskSource
 
 #: What ``provider`` and ``masks`` replace, beside the method's options.
@@ -33,7 +33,7 @@ def forgotten_source(queries: Tensor, keys: Tensor, attention_mask: Tensor | Non
     """Choose nothing: the source of layers from a file, whose own source is not in it."""
     raise CacheError(
         "the channels of this saved cache were chosen by a provider or by masks, which are not part of the file; to "
-        "prune another prompt, write PrunedKeyCache.load(path, model, provider=...) or masks=..."
+        "prune another prompt, write CompressedCache.load(path, model, provider=...) or masks=..."
     )
 
 
@@ -45,8 +45,8 @@ def check_no_settings(ignored: Iterable[str], source: str) -> None:
 
 
 def settings_of(
-    pruning: PruningConfig | None, given: Mapping[str, Any], provider: MaskSource | None, masks: ChannelMask | None
-) -> PruningConfig:
+    pruning: CacheConfig | None, given: Mapping[str, Any], provider: MaskSource | None, masks: ChannelMask | None
+) -> CacheConfig:
     """Return the settings of a cache, those that were given or else `pruning`.
 
     Raises
@@ -58,17 +58,17 @@ def settings_of(
     if len(chosen) > 1:
         raise OptionError("provider= already decides which channels go; leave out masks")
     if not chosen:
-        return PruningConfig.of(given) if pruning is None else pruning
+        return CacheConfig.of(given) if pruning is None else pruning
     if any(given.get(name) is not None for name in BUDGETS) or (pruning is not None and pruning.is_coded):
         raise OptionError(
             f"{chosen[0]}= chooses which channels go, and bits= gives all of them their number of bits; leave out one "
-            "(bits=2.25 is the default of a PruningConfig: ratio=0.0 leaves the channels to others)"
+            "(bits=2.25 is the default of a CacheConfig: ratio=0.0 leaves the channels to others)"
         )
-    own = {field.name for field in fields(PruningConfig)} - {*_DECIDING, "options"}
+    own = {field.name for field in fields(CacheConfig)} - {*_DECIDING, "options"}
     check_no_settings([name for name in given if name not in own], f"{chosen[0]}=")
-    found = PruningConfig.of({**given, "ratio": 0.0}) if pruning is None else pruning  # drops none by itself
+    found = CacheConfig.of({**given, "ratio": 0.0}) if pruning is None else pruning  # drops none by itself
     # The usual share may be that of read="channels", or of an older file.
-    plain = PruningConfig(ratio=DEFAULT_RATIO if found.ratio == DEFAULT_RATIO else 0.0)
+    plain = CacheConfig(ratio=DEFAULT_RATIO if found.ratio == DEFAULT_RATIO else 0.0)
     ignored = [name for name in _DECIDING if getattr(found, name) != getattr(plain, name)]
     check_no_settings([*ignored, *found.options], f"{chosen[0]}=")
     _check_source(provider, masks)

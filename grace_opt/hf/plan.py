@@ -13,7 +13,7 @@ from torch import Tensor
 from ..attention.masks import ChannelMask
 from ..attention.provider import MaskProvider
 from .bits.budget import BitBudget
-from .config import PruningConfig
+from .config import CacheConfig
 
 
 class MaskSource(Protocol):
@@ -36,7 +36,7 @@ class LayerPlan:
         Position of the layer in the model, and the model's number of layers.
     source : MaskSource
         Chooses the channels when the prompt is over.
-    config : PruningConfig
+    config : CacheConfig
         Windows, sinks, growth, eviction and quantisation.
     chunk_size : int, optional
         A forward pass of exactly this many tokens may be a part of a longer prompt.
@@ -49,7 +49,7 @@ class LayerPlan:
     index: int
     layers: int
     source: MaskSource
-    config: PruningConfig
+    config: CacheConfig
     chunk_size: int | None = None
     announces: bool = False
     bits: BitBudget | None = None

@@ -1,7 +1,7 @@
 """`GracePress`: grace_opt's methods in NVIDIA's kvpress, for its evaluation harness.
 
 When: to compare methods on the benchmarks of kvpress, alone or after a press that evicts tokens. As in
-`kvpress.ThinKPress`, pruned channels are set to zero, which saves no memory; `grace_opt.hf.PrunedKeyCache` does.
+`kvpress.ThinKPress`, pruned channels are set to zero, which saves no memory; `grace_opt.hf.CompressedCache` does.
 
 Import it by its full name, ``from grace_opt.hf.press import GracePress``. `grace_opt.hf` does not import it, because
 kvpress wraps every attention function of transformers and pins transformers below 5.3. Install it in a separate virtual

@@ -72,7 +72,7 @@ class Prompt:
         if self.assisted:
             raise CacheError(
                 "assisted decoding feeds its candidates together with the prompt, and they "
-                "must not be taken for observed queries; say where the prompt ends: PrunedKeyCache(..., prompt_length="
+                "must not be taken for observed queries; say where the prompt ends: CompressedCache(..., prompt_length="
                 "inputs.input_ids.shape[1]), or generate inside `with grace_opt.hf.attach(model):`"
             )
         self._collect(now)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .bits.coded import CodedTokens
 from .by_heads import ByHeads
-from .config import PruningConfig
+from .config import CacheConfig
 from .idle import idle_settings
 from .layer import PrunedKeyLayer
 from .quantization import QuantizedTokens
@@ -64,7 +64,7 @@ class MemoryReport:
         and hyperplanes. Counted with K.
     read_share, unread_bound_mean, unread_bound_max : float, optional
         With ``read=``: mean share of the stored tokens that steps have read, and mean and maximum of the bound on the
-        share of the attention on all others; None before the first step. `PrunedKeyCache.read_report` has each layer.
+        share of the attention on all others; None before the first step. `CompressedCache.read_report` has each layer.
     read_confidence : float, optional
         With sampling: the probability with which each of these bounds holds; None if they are certain.
     evictions_differ : bool
@@ -167,8 +167,8 @@ class MemoryReport:
         Examples
         --------
         >>> from transformers import LlamaConfig
-        >>> from grace_opt.hf import PrunedKeyCache
-        >>> report = PrunedKeyCache(LlamaConfig(num_hidden_layers=2), ratio=0.3).memory_report().to_dict()
+        >>> from grace_opt.hf import CompressedCache
+        >>> report = CompressedCache(LlamaConfig(num_hidden_layers=2), ratio=0.3).memory_report().to_dict()
         >>> report["prunable_layers"], report["total_bytes"], report["total_ratio"], report["bits"]
         (2, 0, 1.0, None)
         """
@@ -318,7 +318,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
     )
 
 
-def _stored_as(config: PruningConfig) -> str:
+def _stored_as(config: CacheConfig) -> str:
     if config.is_coded:
         return "coded"
     if not config.drops_nothing:

@@ -1,9 +1,9 @@
 """`Problem`, an instance that solvers may trust, and `Reduction`, by which they maximise and heed required vertices."""
 
 from ..kernels.weights import Weights
-from .factored import Factored
+from .factored import FactoredWeights
 from .problem import Problem, symmetrize
 from .reduction import Reduction
 from .sparse import SparseWeights
 
-__all__ = ["Factored", "Problem", "Reduction", "SparseWeights", "Weights", "symmetrize"]
+__all__ = ["FactoredWeights", "Problem", "Reduction", "SparseWeights", "Weights", "symmetrize"]

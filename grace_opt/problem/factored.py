@@ -1,4 +1,4 @@
-r"""`Factored`: W as a sum of products of factors, never formed, in memory proportional to the factors.
+r"""`FactoredWeights`: W as a sum of products of factors, never formed, in memory proportional to the factors.
 
 .. math:: W = \tfrac12 (T + T^\top), \qquad T = \sum_t (A_t^\top C_t) \circ (B_t^\top D_t)
 
@@ -28,7 +28,7 @@ from .factors import RANGE, Given, Term, read_terms
 from .steps import common_divisor
 
 
-class Factored(ColumnWeights):
+class FactoredWeights(ColumnWeights):
     r"""W, the symmetric part of a sum of terms :math:`(A^\top C) \circ (B^\top D)`; give it to `solve` in place of W.
 
     Parameters
@@ -56,12 +56,12 @@ class Factored(ColumnWeights):
     >>> import numpy as np
     >>> import grace_opt
     >>> Q, K = np.array([[1.0, 2.0, -1.0]]), np.array([[1.0, 0.0, 1.0], [2.0, 1.0, 1.0]])
-    >>> W = grace_opt.Factored.product(Q, K)  # (QᵀQ) ∘ (KᵀK)
+    >>> W = grace_opt.FactoredWeights.product(Q, K)  # (QᵀQ) ∘ (KᵀK)
     >>> W.shape, W.diagonal().tolist()
     ((3, 3), [5.0, 4.0, 2.0])
     >>> grace_opt.solve(W, 2, "local_search").indices.tolist()
     [0, 2]
-    >>> apart = grace_opt.Factored([((Q, Q), None)], diagonal=np.zeros(3))  # QᵀQ between different vertices
+    >>> apart = grace_opt.FactoredWeights([((Q, Q), None)], diagonal=np.zeros(3))  # QᵀQ between different vertices
     >>> apart.dense("this example").tolist()
     [[0.0, 2.0, -1.0], [2.0, 0.0, -2.0], [-1.0, -2.0, 0.0]]
     """
@@ -83,7 +83,7 @@ class Factored(ColumnWeights):
 
         Examples
         --------
-        >>> Factored.product([[1, 2]], [[3, 1]]).block(None, None).tolist()
+        >>> FactoredWeights.product([[1, 2]], [[3, 1]]).block(None, None).tolist()
         [[9.0, 6.0], [6.0, 4.0]]
         """
         made = cls.__new__(cls)
@@ -112,7 +112,7 @@ class Factored(ColumnWeights):
         Examples
         --------
         >>> p, v = torch.tensor([[0.25, 0.75]], dtype=torch.float64), torch.tensor([[1.0], [5.0]], dtype=torch.float64)
-        >>> Factored.tokens(p, v, p @ v).block(None, None).tolist()
+        >>> FactoredWeights.tokens(p, v, p @ v).block(None, None).tolist()
         [[0.5625, -0.5625], [-0.5625, 0.5625]]
         """
         arrays = {"attention": attention, "values": values, "outputs": outputs}

@@ -1,4 +1,4 @@
-r"""The factors of `Factored`, checked: `Term`, :math:`(A^\top C) \circ (B^\top D)`, and `read_terms`, which makes them.
+r"""The factors of `FactoredWeights`, checked: `Term`, :math:`(A^\top C) \circ (B^\top D)`, and `read_terms`.
 
 When: `grace_opt.problem.factored` alone. Every kind of wrong input has its own message.
 """

@@ -92,7 +92,7 @@ class Problem:
 
         Parameters
         ----------
-        W : array_like (..., n, n), sparse matrix of scipy or torch, DataFrame, networkx graph, Factored, or distances
+        W : array_like (..., n, n), sparse matrix, DataFrame, networkx graph, FactoredWeights, or distances
             Each instance is symmetric, integers exactly, others to ``256 eps(dtype) sqrt(m_i m_j)`` (half precision: 16
             eps) and ``16 eps max|W|``, with ``m_i`` the largest ``|W_ij|`` of vertex i. The rows and columns of a
             DataFrame have equal labels; a list of DataFrames with the same labels in the same order is a batch. For a

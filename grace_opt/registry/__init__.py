@@ -11,7 +11,7 @@ from .methods import (
     Solver,
     SolverSpec,
     get,
-    register,
+    register_solver,
     specs,
     unregister,
 )
@@ -31,7 +31,7 @@ __all__ = [
     "get",
     "integer",
     "number",
-    "register",
+    "register_solver",
     "specs",
     "unregister",
 ]

@@ -1,7 +1,7 @@
-"""The solver registry: `register` adds a method by name, `get` finds one, entry points add other packages' solvers.
+"""The solver registry: `register_solver` adds a method by name, `get` finds one, entry points add those of packages.
 
-A solver is a function ``solve(problem, options, run) -> Result``. With ``batched=True`` the problem has exactly one
-batch dimension; otherwise the function is called once per instance, without a batch dimension.
+A solver is a function ``solve(problem, options, run) -> SolverResult``. With ``batched=True`` the problem has exactly
+one batch dimension; otherwise the function is called once per instance, without a batch dimension.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .._util.warning import warn
 from ..errors import OptionError, UnknownSolverError
 from ..kernels._shared.threads import always_compiled
 from ..kernels.columns.source import ColumnWeights
-from ..problem import Factored, Problem, SparseWeights, Weights
+from ..problem import FactoredWeights, Problem, SparseWeights, Weights
 from ..run import Run
-from ..solution import Result
+from ..solution import SolverResult
 from .pieces import in_pieces
 from .result_checks import checked_result, copy_of_problem, refuse_overwritten
 
@@ -41,7 +41,7 @@ class NoOptions:
     """The options of solvers that take none."""
 
 
-Solver = Callable[[Problem, Any, Run], Result]
+Solver = Callable[[Problem, Any, Run], SolverResult]
 
 
 class MethodOptions(Protocol):
@@ -58,7 +58,7 @@ class SolverSpec:
     ----------
     name : str
     solver : callable
-        ``(problem, options, run) -> Result``.
+        ``(problem, options, run) -> SolverResult``.
     options : type
         A frozen dataclass; its fields are the method's options, each with a default.
     exact : bool
@@ -122,7 +122,7 @@ class SolverSpec:
                 raise OptionError(f"method {self.name!r} has no option {name!r}; it {takes}.{hint}")
         return self.options(**given)
 
-    def solve(self, problem: Problem, options: Any, run: Run, *, check: bool = True) -> Result:
+    def solve(self, problem: Problem, options: Any, run: Run, *, check: bool = True) -> SolverResult:
         """Solve a flattened batch, one instance at a time unless the solver is batched.
 
         Solvers of other packages get a copy, and an error if they write into it, unless `check` is False.
@@ -140,7 +140,7 @@ class SolverSpec:
             refuse_overwritten(problem, given, self.name)
         return _noted(result, problem, run) if run.watches else result
 
-    def _solved(self, problem: Problem, options: Any, run: Run) -> Result:
+    def _solved(self, problem: Problem, options: Any, run: Run) -> SolverResult:
         if self.batched:
             return checked_result(self.solver(problem, options, run), problem, self.name)
         results = []
@@ -152,7 +152,7 @@ class SolverSpec:
         unknown = torch.tensor(-torch.inf, dtype=torch.float64, device=device)
         false = torch.tensor(False, dtype=torch.bool, device=device)
         of_f = results[0].objective_stats  # one each, not their sum
-        return Result(
+        return SolverResult(
             torch.stack([r.mask for r in results]),
             torch.stack([unknown if r.lower_bound is None else r.lower_bound for r in results]),
             torch.stack([false if r.limit is None else r.limit for r in results]),
@@ -163,7 +163,7 @@ class SolverSpec:
         )
 
 
-def _noted(result: Result, problem: Problem, run: Run) -> Result:
+def _noted(result: SolverResult, problem: Problem, run: Run) -> SolverResult:
     """Record f in the run; an instance that reached its target is not marked as cut short."""
     run.note(objective.evaluate(problem.W, result.mask).tolist())
     if result.limit is None or not run.targets:
@@ -181,7 +181,7 @@ _this_thread = threading.local()  # `loading`: this thread is loading the solver
 _broken_entry_points: dict[EntryPoint, str] = {}
 
 
-def register(
+def register_solver(
     name: str,
     *,
     options: type = NoOptions,
@@ -213,20 +213,20 @@ def register(
     Examples
     --------
     >>> import torch, grace_opt
-    >>> from grace_opt.registry import register, unregister
-    >>> from grace_opt.solution import Result
-    >>> @register("first", batched=True)
+    >>> from grace_opt.registry import register_solver, unregister
+    >>> from grace_opt.solution import SolverResult
+    >>> @register_solver("first", batched=True)
     ... def first(problem, options, run):
     ...     '''Take the first k unprotected vertices.'''
     ...     rank = problem.candidates.cumsum(-1)
-    ...     return Result(problem.candidates & (rank <= problem.k.unsqueeze(-1)))
+    ...     return SolverResult(problem.candidates & (rank <= problem.k.unsqueeze(-1)))
     >>> grace_opt.solve([[2.0, 0.0], [0.0, 1.0]], 1, method="first").indices
     array([0])
     >>> unregister("first")
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise OptionError(
-            f'{name!r} is not a valid method name: write @register("my_method"), letters, digits and underscores.'
+            f'{name!r} is no valid method name: write @register_solver("my_method"), letters, digits and underscores.'
         )
     frozen = getattr(getattr(options, "__dataclass_params__", None), "frozen", False)
     if not (isinstance(options, type) and frozen):
@@ -238,7 +238,7 @@ def register(
     exact, batched, compiled, searches = (flag(key, value) for key, value in flags.items())
     requires, forms = _names("requires", requires), _names("forms", forms)
     for form in forms:
-        choice("forms", form, (SparseWeights.form, Factored.form))
+        choice("forms", form, (SparseWeights.form, FactoredWeights.form))
     if not isinstance(guarantee, str):
         raise OptionError(f"guarantee={shown(guarantee)}: give a text, what the method guarantees, in one line.")
 
@@ -338,7 +338,7 @@ def get(name: str) -> SolverSpec:
     if spec is None:
         hint = did_you_mean(name, known)
         if name == "grace":
-            hint = " 'grace' is a preset of MaskProvider and PrunedKeyCache: salient channels protected, then 'mies'."
+            hint = " 'grace' is a preset of MaskProvider and CompressedCache: salient channels protected, then 'mies'."
         lost = "".join(
             f" Not loaded: {point.name} = {point.value} ({why})." for point, why in _broken_entry_points.items()
         )

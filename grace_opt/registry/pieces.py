@@ -20,12 +20,12 @@ from .._util.parameters import plain
 from ..kernels.columns.source import ColumnWeights
 from ..problem import Problem
 from ..run import Run
-from ..solution import Result
+from ..solution import SolverResult
 
 
 def in_pieces(
-    problem: Problem, options: Any, run: Run, wanted_by: str, solve: Callable[[Problem, Any, Run], Result]
-) -> Result:
+    problem: Problem, options: Any, run: Run, wanted_by: str, solve: Callable[[Problem, Any, Run], SolverResult]
+) -> SolverResult:
     """Solve some instances of a flattened batch at a time, with their W as a tensor, and put the results together.
 
     Bounds are lowered by what rounding of W's entries may change of f.
@@ -53,7 +53,7 @@ def in_pieces(
     return results[0] if len(results) == 1 else merged(results, sizes)
 
 
-def merged(results: Sequence[Result], sizes: Sequence[int]) -> Result:
+def merged(results: Sequence[SolverResult], sizes: Sequence[int]) -> SolverResult:
     """Put results of parts of a batch together; counters are added up, tensors and lists are joined."""
     device = results[0].mask.device
 

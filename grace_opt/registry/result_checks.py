@@ -19,10 +19,10 @@ from .._util.array_like import as_tensor
 from .._util.parameters import shown
 from ..errors import ProblemError, SolverError
 from ..problem import Problem
-from ..solution import Result
+from ..solution import SolverResult
 
 
-def checked_result(result: Any, problem: Problem, name: str) -> Result:
+def checked_result(result: Any, problem: Problem, name: str) -> SolverResult:
     """The result, if valid for `problem`, with tensors on W's device and bounds in float64; reads no data.
 
     Raises
@@ -30,9 +30,11 @@ def checked_result(result: Any, problem: Problem, name: str) -> Result:
     SolverError
         The message names the method and what it should return.
     """
-    if not isinstance(result, Result) or not isinstance(result.mask, Tensor):
-        got = f"Result({type(result.mask).__name__})" if isinstance(result, Result) else type(result).__name__
-        raise SolverError(f"method {name!r} returned {got}: return Result(mask), the mask a bool torch tensor.")
+    if not isinstance(result, SolverResult) or not isinstance(result.mask, Tensor):
+        got = (
+            f"SolverResult({type(result.mask).__name__})" if isinstance(result, SolverResult) else type(result).__name__
+        )
+        raise SolverError(f"method {name!r} returned {got}: return SolverResult(mask), the mask a bool torch tensor.")
     mask, expected, device = result.mask, tuple(problem.candidates.shape), problem.W.device
     if mask.dtype != torch.bool or tuple(mask.shape) != expected or mask.device != device:
         raise SolverError(
@@ -53,9 +55,9 @@ def checked_result(result: Any, problem: Problem, name: str) -> Result:
         raise SolverError(f"{name} returned objective_stats={shown(named)}: give a tuple of names that are in stats.")
     return replace(
         result,
-        lower_bound=_per_instance(result.lower_bound, torch.float64, problem, f"{name}: Result.lower_bound"),
-        limit=_per_instance(result.limit, torch.bool, problem, f"{name}: Result.limit"),
-        objective=_per_instance(result.objective, torch.float64, problem, f"{name}: Result.objective"),
+        lower_bound=_per_instance(result.lower_bound, torch.float64, problem, f"{name}: SolverResult.lower_bound"),
+        limit=_per_instance(result.limit, torch.bool, problem, f"{name}: SolverResult.limit"),
+        objective=_per_instance(result.objective, torch.float64, problem, f"{name}: SolverResult.objective"),
     )
 
 

@@ -41,9 +41,9 @@ from grace_opt.bounds.subproblem import Subproblem, sums_are_exact
 from grace_opt.errors import OptionError, SolverError
 from grace_opt.parallel import map_in_threads
 from grace_opt.problem import Problem
-from grace_opt.registry import check_fields, choice, integer, register
+from grace_opt.registry import check_fields, choice, integer, register_solver
 from grace_opt.run import Run
-from grace_opt.solution import OPTIMALITY_RTOL, STEP_MARGIN, Result, rounding
+from grace_opt.solution import OPTIMALITY_RTOL, STEP_MARGIN, SolverResult, rounding
 from grace_opt.solvers.branch_and_bound.depth_first import DepthFirst
 from grace_opt.starts import starting_masks
 
@@ -88,7 +88,7 @@ class BranchAndBoundOptions:
             raise OptionError(f"start={self.start!r} would start from itself: name another method, a mask or indices.")
 
 
-@register(
+@register_solver(
     "branch_and_bound",
     options=BranchAndBoundOptions,
     exact=True,
@@ -97,7 +97,7 @@ class BranchAndBoundOptions:
     compiled=True,
     searches=True,
 )
-def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run) -> Result:
+def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run) -> SolverResult:
     """Prove the optimum by relaxations, fixing and search, or stop at a limit with a valid bound."""
     if problem.n > LARGEST_RELAXED:
         raise SolverError(
@@ -111,7 +111,7 @@ def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run)
     map_in_threads(_Tree.grow, trees, run)
     for tree in trees:
         tree.enumerate_if_in_doubt()
-    return Result(
+    return SolverResult(
         torch.from_numpy(np.stack([tree.mask for tree in trees])).to(problem.W.device),
         torch.tensor([tree.lower_bound for tree in trees], dtype=torch.float64, device="cpu"),
         torch.tensor([tree.cut_short for tree in trees], dtype=torch.bool, device="cpu"),

@@ -15,7 +15,7 @@ from transformers import DynamicCache
 
 import grace_opt.hf
 from grace_opt.attention.provider import DEFAULT_RATIO
-from grace_opt.hf import PrunedKeyCache, fingerprint, saving
+from grace_opt.hf import CompressedCache, fingerprint, saving
 
 FAMILIES = {
     "llama": ("Llama", {}),
@@ -123,7 +123,7 @@ def prune():
         if not arguments and not ELSE & options.keys():
             by = getattr(options.get("read"), "by", options.get("read"))
             options["ratio"] = 0.0 if by in ("pages", "sampling") else DEFAULT_RATIO
-        return PrunedKeyCache(model.config, *arguments, **options)
+        return CompressedCache(model.config, *arguments, **options)
 
     return make
 

@@ -23,7 +23,7 @@ import transformers
 from transformers import DynamicCache
 
 from grace_opt.errors import CacheError
-from grace_opt.hf import PrunedKeyCache, attach, attention_implementation
+from grace_opt.hf import CompressedCache, attach, attention_implementation
 from tests.hf.conftest import OBSERVED, RECENT, SIZES
 
 #: Relative to the largest logit. The dense models themselves are up to 6.1 % off in bfloat16 (Granite).
@@ -132,7 +132,7 @@ def prompts(length=PROMPT):
     return ids.masked_fill(mask == 0, 50), mask
 
 
-class OffloadingCache(PrunedKeyCache):
+class OffloadingCache(CompressedCache):
     """What ``offloading=True`` does around a layer's update, without an accelerator."""
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
@@ -149,7 +149,7 @@ def generated(**options):
         torch.manual_seed(5)
         given = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, **options}
         output = model.generate(ids, attention_mask=mask, past_key_values=cache, **given)
-        if isinstance(cache, PrunedKeyCache):
+        if isinstance(cache, CompressedCache):
             assert cache.get_seq_length() >= output.shape[1] - 1, "the model has dropped its cache"
             assert not cache.is_dense
         return output[:, ids.shape[1] :]
@@ -159,7 +159,7 @@ def generated(**options):
 
 def chunked(model, cache, ids, mask):
     """Chunks of 16, 16 and 8 tokens, declared."""
-    if isinstance(cache, PrunedKeyCache):
+    if isinstance(cache, CompressedCache):
         cache.declare_prompt(ids.shape[1])
     return generated(prefill_chunk_size=16)(model, cache, ids, mask)
 
@@ -195,7 +195,7 @@ def one_by_one(model, cache, ids, mask, **options):
     rows = []
     for row, valid in zip(ids, mask, strict=True):
         own = copy.deepcopy(cache)
-        if isinstance(own, PrunedKeyCache):
+        if isinstance(own, CompressedCache):
             own.declare_prompt(len(row))
         rows.append(generated(**options)(model, own, row[None], valid[None]))
     return torch.cat(rows)
@@ -295,7 +295,7 @@ def cell_of(model, mode: str) -> str:
     reference = steps if mode == "compiled step" else run
     if mode == "bfloat16":
         model = copy.deepcopy(model).to(torch.bfloat16)
-    kind = OffloadingCache if mode == "offloading" else PrunedKeyCache
+    kind = OffloadingCache if mode == "offloading" else CompressedCache
     ids, mask = prompts()
     if drops_its_cache(model) and not reads_again(model):
         return "not in transformers: a text that outgrows its original positions is forgotten"

@@ -15,7 +15,7 @@ import torch
 from transformers import DynamicCache
 
 from grace_opt.errors import CacheError
-from grace_opt.hf import PrunedKeyCache
+from grace_opt.hf import CompressedCache
 from grace_opt.hf.bits.code_prompt import MIN_TOKENS
 from grace_opt.kernels import coded as kernels
 from tests.hf.matrix import (
@@ -51,7 +51,7 @@ NOT_ALONE = ("sampling", "several sequences", "compiled step")
 CLOSE = 0.2
 
 
-def coded(model, kind=PrunedKeyCache, **settings):
+def coded(model, kind=CompressedCache, **settings):
     """An empty cache."""
     return kind(model, **{**SETTINGS, **settings})
 
@@ -119,7 +119,7 @@ def _check_twin(model, mode, ids, mask, may_mind_padding):
     for name, rows in {"both": (ids, mask), "alone": alone}.items():
         if name == "alone" and mode in NOT_ALONE:
             continue
-        cache = filled(model, *rows, OffloadingCache if mode == "offloading" else PrunedKeyCache)
+        cache = filled(model, *rows, OffloadingCache if mode == "offloading" else CompressedCache)
         dense = twin(cache, model.config)
         for each in (cache, dense) if times > 1 else ():
             each.batch_repeat_interleave(times)

@@ -18,7 +18,7 @@ from transformers.distributed import DistributedConfig
 
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import GraceError
-from grace_opt.hf import LayerBudgets, LayerLosses, PrunedKeyCache, attach
+from grace_opt.hf import CompressedCache, LayerBudgets, LayerLosses, attach
 from grace_opt.hf.eviction import SnapKV
 
 WINDOWS = {"recent_window": 8, "observation_window": 6}
@@ -62,17 +62,17 @@ def outcomes(model, masks, basis):
         return {"tokens": tokens[:, prompt.shape[1] :].tolist()}
 
     for name, settings in CASES.items():
-        cache = PrunedKeyCache(model, "grace", **WINDOWS, **settings)
+        cache = CompressedCache(model, "grace", **WINDOWS, **settings)
         found[name] = {**generate(cache), "kept": kept(cache)}
-    cache = PrunedKeyCache(model, masks=masks, **WINDOWS)
+    cache = CompressedCache(model, masks=masks, **WINDOWS)
     found["static masks"] = {**generate(cache), "kept": kept(cache)}
-    cache = PrunedKeyCache(model, "grace", **WINDOWS)
+    cache = CompressedCache(model, "grace", **WINDOWS)
     found["beams"] = generate(cache, num_beams=3)
     with attach(model, "grace", 0.5, **WINDOWS) as attached:
         found["attached"] = {**generate(None), "kept": kept(attached.cache)}
     longer = torch.cat([padding, torch.ones_like(prompt), torch.ones_like(prompt)], dim=1)
     for name, settings in WITH_BITS.items():
-        cache = PrunedKeyCache(model, basis=basis, **settings)
+        cache = CompressedCache(model, basis=basis, **settings)
         found[name] = {**generate(cache, prompt.repeat(1, 3), longer, max_new_tokens=72), "kept": widths(cache)}
     return found
 
@@ -97,17 +97,17 @@ def kept(cache):
 def saved(model, folder, rank):
     """What reading one's own and another rank's file does."""
     prompt = torch.randint(3, 97, (1, 30), generator=torch.Generator().manual_seed(3))
-    cache = PrunedKeyCache(model, "grace", **WINDOWS)
+    cache = CompressedCache(model, "grace", **WINDOWS)
     with torch.no_grad():
         model(prompt, past_key_values=cache)
         cache.save(folder / f"rank{rank}.safetensors")
         dist.barrier()
-        own = PrunedKeyCache.load(folder / f"rank{rank}.safetensors", model)
+        own = CompressedCache.load(folder / f"rank{rank}.safetensors", model)
         logits = [model(prompt[:, :1], past_key_values=each).logits for each in (cache, own)]
     refused = []
     for reading in (
-        lambda: PrunedKeyCache.load(folder / f"rank{1 - rank}.safetensors", model),
-        lambda: PrunedKeyCache(model, masks=ChannelMask.load(folder / f"mask{1 - rank}.safetensors")),
+        lambda: CompressedCache.load(folder / f"rank{1 - rank}.safetensors", model),
+        lambda: CompressedCache(model, masks=ChannelMask.load(folder / f"mask{1 - rank}.safetensors")),
     ):
         own.channel_mask().save(folder / f"mask{rank}.safetensors")
         dist.barrier()
@@ -130,7 +130,7 @@ def main(folder: Path, rank: int, ranks: int, port: int) -> None:
     assert rank == dist.get_rank()
     found = {
         "outcomes": outcomes(model, ChannelMask.load(folder / "masks.safetensors"), folder / "basis.safetensors"),
-        "fingerprint": PrunedKeyCache(model, "grace").fingerprint(),
+        "fingerprint": CompressedCache(model, "grace").fingerprint(),
         "saved": saved(model, folder, rank),
     }
     (folder / f"rank{rank}.json").write_text(json.dumps(found))

@@ -12,7 +12,7 @@ from transformers import DynamicCache, GenerationConfig, T5Config, pipeline
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import CacheError, MaskError, OptionError, UnknownSolverError
-from grace_opt.hf import PrunedKeyCache, PruningConfig, attach, attention_implementation
+from grace_opt.hf import CacheConfig, CompressedCache, attach, attention_implementation
 from grace_opt.hf.models import load_pocket
 from tests.hf.conftest import OBSERVED, RECENT
 
@@ -46,7 +46,7 @@ def explicit(tiny, new):
 
     def run(ids, mask=None, arguments=("grace",), **options):
         model = tiny()
-        cache = PrunedKeyCache(model, *arguments, prompt_length=ids.shape[1], **WINDOWS)
+        cache = CompressedCache(model, *arguments, prompt_length=ids.shape[1], **WINDOWS)
         tokens = new(model, ids, mask, past_key_values=cache, **options)
         model.set_attn_implementation("sdpa")
         return tokens, cache
@@ -88,7 +88,7 @@ class TestTokens:
         pruned = torch.zeros(2, 2, 16, dtype=torch.bool)
         pruned[..., 3:11] = True
         given = {
-            "pruning": {"pruning": PruningConfig("think", 0.5, **WINDOWS)},
+            "pruning": {"pruning": CacheConfig("think", 0.5, **WINDOWS)},
             "provider": {
                 "provider": lambda queries, keys, attention_mask=None: ChannelMask(pruned[0].expand(len(keys), -1, -1)),
                 **WINDOWS,
@@ -173,7 +173,7 @@ class TestPromptEnd:
 
     def test_is_what_the_candidates_would_hide_from_a_cache_without_it(self, tiny, prompt, new):
         with pytest.raises(CacheError, match=r"with grace_opt\.hf\.attach\(model\)"):
-            new(tiny(), prompt[:1], past_key_values=PrunedKeyCache(tiny(), "grace", **WINDOWS), **LOOKUP)
+            new(tiny(), prompt[:1], past_key_values=CompressedCache(tiny(), "grace", **WINDOWS), **LOOKUP)
 
 
 class TestModel:
@@ -252,7 +252,7 @@ class TestModel:
             ({"dense_layers": 2}, CacheError, "dense_layers=2 leaves no layer"),
             ({"prompt_length": 40}, OptionError, "leave out prompt_length"),
             ({"masks": ChannelMask(torch.zeros(3, 2, 16, dtype=torch.bool))}, MaskError, "3 layers, the model has 2"),
-            ({"pruning": PruningConfig(), "ratio": 0.6}, OptionError, "leave out ratio"),
+            ({"pruning": CacheConfig(), "ratio": 0.6}, OptionError, "leave out ratio"),
         ],
     )
     def test_is_untouched_by_wrong_arguments_which_raise_on_entering(self, wrong, error, says, model):
@@ -349,7 +349,7 @@ class TestPipeline:
         inputs = tokenizer(text, return_tensors="pt")
         length = inputs.input_ids.shape[1]
         with attention_implementation(model, "grace_sdpa"):
-            cache = PrunedKeyCache(model, ratio=ratio)
+            cache = CompressedCache(model, ratio=ratio)
             options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
             tokens = model.generate(**inputs, past_key_values=cache, **options)
         assert cache.layers[0].pruned_length == length - 32 > 0
@@ -422,19 +422,19 @@ def test_a_cache_implementation_is_refused(tiny, prompt):
 @pytest.mark.parametrize(("name", "here"), [("compression_ratio", "ratio"), ("nbits", "bits"), ("recent_windw", "rec")])
 def test_settings_by_other_names_are_recognised(name, here, tiny):
     with pytest.raises(OptionError, match=rf"a cache has no setting {name}\. For {name}, write {here}"):
-        PrunedKeyCache(tiny(), **{name: 3})
+        CompressedCache(tiny(), **{name: 3})
 
 
 def test_the_default_method_is_among_the_known_ones(tiny):
     with pytest.raises(UnknownSolverError, match=r"no method is called 'xyz'.* Here, 'grace' .* is known as well\.$"):
-        PrunedKeyCache(tiny(), "xyz")
+        CompressedCache(tiny(), "xyz")
 
 
 @pytest.mark.parametrize(
     ("wrong", "meant"), [("GRACE", "grace"), ("grce", "grace"), ("MIES", "mies"), ("Think", "think")]
 )
 def test_near_misses_of_a_method_are_recognised_in_any_case(wrong, meant, tiny):
-    for make in (lambda: attach(tiny(), wrong), lambda: PrunedKeyCache(tiny(), wrong), lambda: MaskProvider(wrong)):
+    for make in (lambda: attach(tiny(), wrong), lambda: CompressedCache(tiny(), wrong), lambda: MaskProvider(wrong)):
         with pytest.raises(UnknownSolverError, match=f"Did you mean '{meant}'"):
             make()
 
@@ -454,7 +454,7 @@ def test_a_model_without_its_head_is_refused(tiny, prompt):
     with attach(model, "grace", **WINDOWS):  # what the message says works
         model.generate(prompt, max_new_tokens=1)
     with attention_implementation(model.model, "grace_sdpa"), torch.no_grad():
-        model.model(prompt, past_key_values=PrunedKeyCache(model.model, "grace", **WINDOWS))
+        model.model(prompt, past_key_values=CompressedCache(model.model, "grace", **WINDOWS))
 
 
 @pytest.mark.parametrize("count", [1, 30, 45])

@@ -16,8 +16,8 @@ from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError, MaskError, OptionError
 from grace_opt.hf import (
     H2O,
-    PrunedKeyCache,
-    PruningConfig,
+    CacheConfig,
+    CompressedCache,
     PyramidKV,
     Quantization,
     SnapKV,
@@ -135,7 +135,7 @@ class TestQuantisation:
     @pytest.mark.parametrize("dtype", [torch.int32, torch.complex64])
     def test_of_a_type_that_the_back_end_can_not_do_is_refused(self, dtype, tiny):
         masks = ChannelMask(torch.arange(16).lt(8).expand(2, 2, 16))
-        cache = PrunedKeyCache(tiny().config, masks=masks, quantize=BITS, recent_window=8)
+        cache = CompressedCache(tiny().config, masks=masks, quantize=BITS, recent_window=8)
         layer = cache.layers[0]
         keys, values = cache.update(torch.ones(1, 2, 24, 16, dtype=dtype), torch.ones(1, 2, 24, 16, dtype=dtype), 0)
         layer.attended()
@@ -230,7 +230,7 @@ class TestShortPrompt:
 def test_a_prompt_that_is_too_short_names_the_setting_that_is_the_cause(settings, length, smaller, tiny, prompt):
     if "quantize" in settings:
         pytest.importorskip("optimum.quanto")
-    cache = PrunedKeyCache(tiny(), ratio=0.5, **settings)
+    cache = CompressedCache(tiny(), ratio=0.5, **settings)
     missed = "every token is read; to read few of" if "read" in settings else "nothing is pruned; to prune"
     with (
         pytest.warns(UserWarning, match=f"{missed} prompts this short, write a smaller {smaller}"),
@@ -249,13 +249,13 @@ def test_values_of_wrong_kinds_are_named(tiny, prune, prompt, tmp_path):
     with pytest.raises(CacheError, match=r"cannot write '': "):
         cache.save("")
     with pytest.raises(OptionError, match="offloading='yes': write True or False"):
-        PrunedKeyCache(model, offloading="yes")
+        CompressedCache(model, offloading="yes")
     with pytest.raises(OptionError, match="has no 1; it has method"):
-        PruningConfig.from_dict({1: 2})
+        CacheConfig.from_dict({1: 2})
     with pytest.raises(
         OptionError, match=r"the settings in '\{.{90,120}\.\.\. cannot be read: that is the text"
     ) as raised:
-        PruningConfig.from_json(PruningConfig().to_json())
+        CacheConfig.from_json(CacheConfig().to_json())
     assert len(str(raised.value)) < 300
 
 
@@ -266,7 +266,7 @@ def test_a_cache_is_not_pickled_but_copied(write, tiny, prune, prompt, continuat
     cache = prune(model)
     with torch.no_grad():
         model(prompt, past_key_values=cache)
-        with pytest.raises(CacheError, match=r"is not pickled; write cache\.save\(FILE\), and PrunedKeyCache\.load"):
+        with pytest.raises(CacheError, match=r"is not pickled; write cache\.save\(FILE\), and CompressedCache\.load"):
             write(cache)
         twice, same = copy.deepcopy(cache), copy.copy(cache)
         assert same.layers is cache.layers

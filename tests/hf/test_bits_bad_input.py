@@ -16,14 +16,14 @@ from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, CalibrationError, OptionError
 from grace_opt.hf import (
-    PrunedKeyCache,
-    PruningConfig,
+    CacheConfig,
+    CompressedCache,
     Quantization,
     StreamingLLM,
     attach,
     attention_implementation,
     calibrate_basis,
-    capture,
+    capture_attention,
 )
 from grace_opt.hf.bits.calibrated import CalibratedBasis
 from grace_opt.hf.observation import Observation
@@ -46,7 +46,7 @@ def made(basis_file):
 
     def make(basis="none", **settings):
         basis = basis_file if basis == "calibrated" else basis
-        return PrunedKeyCache(build("Llama").config, **{"basis": basis, "recent_window": 8, **settings})
+        return CompressedCache(build("Llama").config, **{"basis": basis, "recent_window": 8, **settings})
 
     return make
 
@@ -57,19 +57,19 @@ class TestSettings:
     def test_that_are_no_number_of_bits(self, name, value):
         other = {"key_bits": {"value_bits": 2}, "value_bits": {"key_bits": 2}}.get(name, {})
         with pytest.raises(OptionError, match=rf"^{name}=.*: give a number > 0 and <= 16"):
-            PruningConfig(**{name: value}, **other)
+            CacheConfig(**{name: value}, **other)
 
     @pytest.mark.parametrize("value", [0, -1, 1.5, math.nan, True, "1 MB", np.array([2, 3])], ids=str)
     def test_that_are_no_number_of_bytes(self, value):
         with pytest.raises(OptionError, match=r"^total_bytes=.*: give an integer >= 1"):
-            PruningConfig(total_bytes=value)
+            CacheConfig(total_bytes=value)
 
     @pytest.mark.parametrize("value", [np.float32(2.25), np.array(2.25), torch.tensor(2.25), 2.25])
     def test_numbers_of_other_libraries_become_plain(self, value):
-        config = PruningConfig(bits=value)
+        config = CacheConfig(bits=value)
         assert type(config.bits) is float
         assert json.loads(json.dumps(config.to_dict()))["bits"] == 2.25
-        assert type(PruningConfig(total_bytes=np.int64(5000)).total_bytes) is int
+        assert type(CacheConfig(total_bytes=np.int64(5000)).total_bytes) is int
 
     @pytest.mark.parametrize(
         ("bits", "says"), [(0.0625, "alone take 0.0625 bits"), (1e-9, r"bits=1e-09: the classes of the tokens alone")]
@@ -94,7 +94,7 @@ class TestSettings:
     def test_that_say_it_twice_or_half(self, given):
         says = f"{' and '.join(given)} given: write bits= alone, key_bits= and value_bits= together, or total_bytes="
         with pytest.raises(OptionError, match=says):
-            PruningConfig(**given)
+            CacheConfig(**given)
 
     @pytest.mark.parametrize(
         "other",
@@ -115,12 +115,12 @@ class TestSettings:
     def test_that_decide_something_else(self, given, other):
         says = f"^{next(iter(given))}= gives .* does not go together with {next(iter(other))}; leave it out, or leave"
         with pytest.raises(OptionError, match=says):
-            PruningConfig(**given, **other)
+            CacheConfig(**given, **other)
 
     @pytest.mark.parametrize("name", ["path", "tokenizer"])
     def test_options_of_methods_and_of_nobody(self, name):
         with pytest.raises(OptionError, match=f"^a cache with bits= has no setting {name}"):
-            PruningConfig(bits=2, options={name: True})
+            CacheConfig(bits=2, options={name: True})
 
     @pytest.mark.parametrize("given", ["provider", "masks"])
     def test_beside_what_chooses_channels(self, given, made):
@@ -142,82 +142,82 @@ class TestSettings:
     )
     def test_with_other_names_say_what_was_meant(self, given, meant):
         with pytest.raises(OptionError, match=meant):
-            PrunedKeyCache(build("Llama"), **given)
+            CompressedCache(build("Llama"), **given)
 
     def test_with_blocks_too_small_for_means_of_their_own_are_refused(self):
         with pytest.raises(OptionError, match=r"tail_block=15: .*would outweigh its codes; write 16 or more"):
-            PruningConfig(bits=2, tail_block=15)
-        assert PruningConfig(bits=2, tail_block=16).tail_block == 16
+            CacheConfig(bits=2, tail_block=15)
+        assert CacheConfig(bits=2, tail_block=16).tail_block == 16
         with pytest.raises(OptionError, match="tail_block"):
-            PruningConfig(bits=2, tail_block="64")
+            CacheConfig(bits=2, tail_block="64")
 
     def test_that_survive_json_and_those_of_files_without_them(self):
         for config in (
-            PruningConfig(bits=2.25),
-            PruningConfig(key_bits=4, value_bits=2, basis="none", sink_tokens=0, tail_block=16),
-            PruningConfig(total_bytes=10**6, basis="b.safetensors", evict=StreamingLLM(budget=99)),
+            CacheConfig(bits=2.25),
+            CacheConfig(key_bits=4, value_bits=2, basis="none", sink_tokens=0, tail_block=16),
+            CacheConfig(total_bytes=10**6, basis="b.safetensors", evict=StreamingLLM(budget=99)),
         ):
-            assert PruningConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-        old = PruningConfig(ratio=0.6).to_dict()
+            assert CacheConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+        old = CacheConfig(ratio=0.6).to_dict()
         for name in ("bits", "key_bits", "value_bits", "total_bytes", "basis", "sink_tokens"):
             del old[name]
-        assert PruningConfig.from_dict(old) == PruningConfig(ratio=0.6)
-        assert PruningConfig.from_dict(old).sink_tokens == 0
-        assert PruningConfig.from_dict({"bits": 2}) == PruningConfig(bits=2)
-        assert (PruningConfig(bits=2).sink_tokens, PruningConfig(bits=2).tail_block) == (4, 64)
+        assert CacheConfig.from_dict(old) == CacheConfig(ratio=0.6)
+        assert CacheConfig.from_dict(old).sink_tokens == 0
+        assert CacheConfig.from_dict({"bits": 2}) == CacheConfig(bits=2)
+        assert (CacheConfig(bits=2).sink_tokens, CacheConfig(bits=2).tail_block) == (4, 64)
 
     @pytest.mark.parametrize("name", ["method", "ratio", "weight", "fused", "seed", "observation_window"])
-    @pytest.mark.parametrize("make", ["PruningConfig", "PrunedKeyCache", "attach"])
+    @pytest.mark.parametrize("make", ["CacheConfig", "CompressedCache", "attach"])
     def test_beside_what_they_would_ignore_are_refused_even_at_its_default(self, make, name):
-        given = {"bits": 2, "basis": "none", name: getattr(PruningConfig(), name)}
+        given = {"bits": 2, "basis": "none", name: getattr(CacheConfig(), name)}
         model = build("Llama")
         makers = {
-            "PruningConfig": PruningConfig,
-            "PrunedKeyCache": functools.partial(PrunedKeyCache, model),
+            "CacheConfig": CacheConfig,
+            "CompressedCache": functools.partial(CompressedCache, model),
             "attach": functools.partial(attach, model),
         }
         with pytest.raises(OptionError, match=f"^bits= gives .* does not go together with {name}; leave it out"):
             makers[make](**given)
 
     def test_beside_none_which_is_no_argument(self):
-        assert PruningConfig(bits=2, quantize=None, kept_channels=None) == PruningConfig(bits=2)
+        assert CacheConfig(bits=2, quantize=None, kept_channels=None) == CacheConfig(bits=2)
 
     def test_of_a_copied_configuration_do_not_mind_its_defaults(self):
         """replace() and from_dict() pass every field: none of them was given by anybody."""
-        assert dataclasses.replace(PruningConfig(sink_tokens=4, tail_block=64), bits=2) == PruningConfig(bits=2)
-        values = {**PruningConfig().to_dict(), "bits": 2.0, "tail_block": 64, "sink_tokens": 4}
-        assert PruningConfig.from_dict(values) == PruningConfig(bits=2)
+        assert dataclasses.replace(CacheConfig(sink_tokens=4, tail_block=64), bits=2) == CacheConfig(bits=2)
+        values = {**CacheConfig().to_dict(), "bits": 2.0, "tail_block": 64, "sink_tokens": 4}
+        assert CacheConfig.from_dict(values) == CacheConfig(bits=2)
         del values["fused"]  # as in a file from before that field
-        assert PruningConfig.from_dict(values) == PruningConfig(bits=2)
+        assert CacheConfig.from_dict(values) == CacheConfig(bits=2)
 
 
 class TestBasis:
     @pytest.mark.parametrize("wrong", [3, None, "", ["none"]], ids=str)
     def test_that_is_no_name(self, wrong):
         with pytest.raises(OptionError, match=r'^basis=.*: write "calibrated", "prompt", "none", or the path'):
-            PruningConfig(bits=2, basis=wrong)
+            CacheConfig(bits=2, basis=wrong)
 
     def test_in_memory_is_saved_first_and_not_printed(self, basis_file):
         with pytest.raises(OptionError, match=r"write made\.save\(FILE\)") as raised:
-            PruningConfig(bits=2, basis=CalibratedBasis.load(basis_file))
+            CacheConfig(bits=2, basis=CalibratedBasis.load(basis_file))
         assert len(str(raised.value)) < 400
 
     def test_without_bits(self):
         with pytest.raises(OptionError, match=r"trellis=False is for bits=: write bits=2.25 as well, or leave"):
-            PruningConfig(trellis=False, ratio=0.3)
-        assert PruningConfig(trellis=False) == PruningConfig(bits=2.25, trellis=False)  # the default has bits
+            CacheConfig(trellis=False, ratio=0.3)
+        assert CacheConfig(trellis=False) == CacheConfig(bits=2.25, trellis=False)  # the default has bits
         with pytest.raises(OptionError, match="trellis=True is for bits="):
-            PruningConfig(trellis=True, read="pages")
-        assert PruningConfig(read="pages").trellis is None
+            CacheConfig(trellis=True, read="pages")
+        assert CacheConfig(read="pages").trellis is None
         with pytest.raises(OptionError, match="trellis='yes': give True or False"):
-            PruningConfig(bits=2, trellis="yes")
+            CacheConfig(bits=2, trellis="yes")
         for budget in ({"bits": 2}, {"key_bits": 2, "value_bits": 3}, {"total_bytes": 10**6}):
             for read in ("pages", "channels", "sampling"):
                 with pytest.raises(OptionError, match=r"read= goes without bits=: .*; leave out read=, or write quant"):
-                    PruningConfig(**budget, read=read)
+                    CacheConfig(**budget, read=read)
         with pytest.raises(OptionError, match=r"basis='none' is for bits=: write bits=2.25 as well, or leave"):
-            PruningConfig(basis="none", ratio=0.3)
-        assert PruningConfig(basis="none") == PruningConfig(bits=2.25, basis="none")
+            CacheConfig(basis="none", ratio=0.3)
+        assert CacheConfig(basis="none") == CacheConfig(bits=2.25, basis="none")
 
     def test_that_is_mistyped_or_missing(self, made):
         with pytest.raises(
@@ -229,7 +229,7 @@ class TestBasis:
         for changes, says in (({"num_key_value_heads": 4}, "num_key_value_heads: basis 2, model 4"), ({}, "")):
             model = build("Llama", **changes) if changes else build("Qwen3")
             with pytest.raises(CalibrationError, match=f"made for another model .*{says}"):
-                PrunedKeyCache(model, bits=2, basis=basis_file)
+                CompressedCache(model, bits=2, basis=basis_file)
 
     def test_that_is_cut_off(self, basis_file, made, tmp_path):
         (tmp_path / "cut").write_bytes(basis_file.read_bytes()[:-100])
@@ -238,9 +238,9 @@ class TestBasis:
 
     def test_of_a_model_whose_tokenizer_nobody_knows(self):
         with pytest.raises(CalibrationError, match=r"calibrate_basis\(model, tokenizer\)\.save\(FILE\) and basis=FILE"):
-            PrunedKeyCache(build("Llama"), bits=2)
+            CompressedCache(build("Llama"), bits=2)
         with pytest.raises(CalibrationError, match="a configuration has no weights"):
-            PrunedKeyCache(build("Llama").config, bits=2)
+            CompressedCache(build("Llama").config, bits=2)
 
     def test_from_a_text_that_is_too_short(self):
         with pytest.raises(CalibrationError, match="token"):
@@ -427,7 +427,7 @@ def last_logits(model, ids, basis, file):
         calibrate_basis(model, None, [ids]).save(file)
         basis = file
     found = []
-    for cache in (PrunedKeyCache(model, bits=8, basis=basis), None):
+    for cache in (CompressedCache(model, bits=8, basis=basis), None):
         with attention_implementation(model, "grace_sdpa"):
             cache = model(ids[:, :-1], past_key_values=cache, use_cache=True).past_key_values
             found.append(model(ids[:, -1:], past_key_values=cache).logits[0, -1].float())
@@ -443,7 +443,9 @@ def test_half_precision_models_with_activations_of_1e4(dtype, basis, tmp_path):
     ids = torch.randint(3, 97, (1, 160), generator=torch.Generator().manual_seed(4))
     coded, exact = last_logits(model, ids, basis, file)
     error = (coded - exact).abs().max()
-    largest = max(float(torch.cat([seen.keys, seen.values]).abs().max()) for seen in capture(model, ids).values())
+    largest = max(
+        float(torch.cat([seen.keys, seen.values]).abs().max()) for seen in capture_attention(model, ids).values()
+    )
     with torch.no_grad():
         for layer in model.model.layers:
             attention, scale = layer.self_attn, 2.0 ** math.floor(math.log2(3e4 / largest))
@@ -451,7 +453,7 @@ def test_half_precision_models_with_activations_of_1e4(dtype, basis, tmp_path):
                 grown.weight.mul_(scale)
                 shrunk.weight.div_(scale)
     model = model.to(dtype)
-    assert max(seen.keys.abs().max() for seen in capture(model, ids).values()) > 1e4
+    assert max(seen.keys.abs().max() for seen in capture_attention(model, ids).values()) > 1e4
     coded, dense = last_logits(model, ids, basis, file)
     assert coded.isfinite().all()
     assert (coded - dense).abs().max() < 2 * error + 4 * (dense - exact).abs().max()

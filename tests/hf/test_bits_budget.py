@@ -14,8 +14,8 @@ import torch
 from grace_opt import allocate
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import (
-    PrunedKeyCache,
-    PruningConfig,
+    CacheConfig,
+    CompressedCache,
     PyramidKV,
     SnapKV,
     StreamingLLM,
@@ -56,7 +56,7 @@ def read():
     """`read(model, ids, mask=None, **settings)`: a cache that has read a prompt."""
 
     def run(model, ids, mask=None, **settings):
-        cache = PrunedKeyCache(model, **{"basis": "none", "recent_window": RECENT, **settings})
+        cache = CompressedCache(model, **{"basis": "none", "recent_window": RECENT, **settings})
         mask = torch.ones_like(ids) if mask is None else mask
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         with torch.no_grad():
@@ -213,12 +213,12 @@ class TestTotalBytes:
 
     def test_need_every_layer(self, tiny):
         with pytest.raises(OptionError, match=r"total_bytes= is for models in which every layer is coded"):
-            PrunedKeyCache(tiny(), total_bytes=10**6, basis="none", dense_layers=1)
+            CompressedCache(tiny(), total_bytes=10**6, basis="none", dense_layers=1)
 
     def test_are_those_of_one_process(self, tiny, monkeypatch):
         monkeypatch.setattr(type(tiny()), "_tp_size", 2, raising=False)
         with pytest.raises(OptionError, match=r"total_bytes= .* tensor-parallel; write bits="):
-            PrunedKeyCache(tiny(), total_bytes=10**6, basis="none")
+            CompressedCache(tiny(), total_bytes=10**6, basis="none")
 
 
 class TestReport:
@@ -297,12 +297,12 @@ def test_bits_that_means_and_widths_alone_would_take_leave_a_prompt_dense(tiny, 
 )
 def test_contradictions_are_refused_by_name(settings, said, tiny):
     with pytest.raises(OptionError, match=said):
-        PrunedKeyCache(tiny(), basis="none", **settings)
+        CompressedCache(tiny(), basis="none", **settings)
 
 
 def test_settings_of_bits_survive_json():
-    config = PruningConfig(key_bits=3, value_bits=2, basis="prompt")
-    assert PruningConfig.from_dict(config.to_dict()) == config
+    config = CacheConfig(key_bits=3, value_bits=2, basis="prompt")
+    assert CacheConfig.from_dict(config.to_dict()) == config
     assert (config.sink_tokens, config.recent_window, config.tail_block) == (4, 32, 64)
 
 
@@ -326,7 +326,7 @@ def test_an_eviction_that_leaves_too_few_tokens_to_code_is_one_all_the_same(evic
     model, ids = build("Llama"), torch.randint(3, 97, (1, 300), generator=torch.Generator().manual_seed(2))
     sizes = {}
     for name, settings in (("coded", {"bits": 2, "basis": "none"}), ("pruned", {"ratio": 0.0})):
-        cache = PrunedKeyCache(model, evict=eviction, **settings)
+        cache = CompressedCache(model, evict=eviction, **settings)
         with (
             attention_implementation(model, "grace_sdpa"),
             torch.no_grad(),
@@ -350,7 +350,7 @@ def test_total_bytes_of_a_padded_batch_with_a_row_that_stays_dense(short):
     mask[1, : 300 - short] = 0
 
     def report(total):
-        cache = PrunedKeyCache(model, total_bytes=total, basis="none")
+        cache = CompressedCache(model, total_bytes=total, basis="none")
         with (
             attention_implementation(model, "grace_sdpa"),
             torch.no_grad(),

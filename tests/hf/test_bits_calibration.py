@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from grace_opt.cli.app import app
 from grace_opt.errors import CacheError, CalibrationError, OptionError
-from grace_opt.hf import CalibratedBasis, calibrate_basis, capture
+from grace_opt.hf import CalibratedBasis, calibrate_basis, capture_attention
 from grace_opt.hf.bits import at_hand, basis_folder
 from grace_opt.hf.bits.at_hand import basis_for
 from grace_opt.hf.bits.basis import SHRINKAGE, Basis, joint_basis
@@ -26,8 +26,8 @@ from grace_opt.hf.bits.codebooks import WIDTHS, distortions
 from grace_opt.hf.bits.moments import ENERGY_STRIDE
 from grace_opt.hf.bits.projection import value_metric
 from grace_opt.hf.bits.rates import hull, rates, rates_of_mean, steps
-from grace_opt.hf.capture import record
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
+from grace_opt.hf.recording import record
 from tests.hf.matrix import FAMILIES, model_of
 
 INNER = slice(SINKS, -WINDOW)
@@ -231,7 +231,7 @@ def test_every_family_is_calibrated_or_refused_by_name(family):
     model = model_of(family)
     before = model.config._attn_implementation
     try:
-        capture(model, ids(9)[None])
+        capture_attention(model, ids(9)[None])
         refused = family == "Mistral, sliding window"
     except CacheError:  # DiffLlama too, in transformers 5.2
         refused = family in ("Falcon", "Bloom", "DiffLlama")
@@ -241,7 +241,7 @@ def test_every_family_is_calibrated_or_refused_by_name(family):
     else:
         basis = calibrate_basis(model, None, [ids()])
         basis.check_model(model)
-        for layer, seen in capture(model, ids()[None], layers=basis.layers).items():
+        for layer, seen in capture_attention(model, ids()[None], layers=basis.layers).items():
             assert basis.keys[layer].encode.shape == (seen.keys.shape[1], *seen.keys.shape[-1:] * 2)
             assert basis.values[layer].encode.shape == (seen.values.shape[1], *seen.values.shape[-1:] * 2)
     assert model.config._attn_implementation == before
@@ -288,7 +288,7 @@ def test_half_precision_with_large_activations(dtype):
         for layer in model.model.layers:
             layer.self_attn.k_proj.weight.mul_(1000)
             layer.self_attn.q_proj.weight.div_(1000)
-    assert max(seen.keys.abs().max() for seen in capture(model, ids()[None]).values()) > 5e3
+    assert max(seen.keys.abs().max() for seen in capture_attention(model, ids()[None]).values()) > 5e3
     basis = calibrate_basis(model.to(dtype), None, [ids()])
     assert all(each.encode.isfinite().all() and each.decode.isfinite().all() for each in basis.keys.values())
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from grace_opt.hf import CapturedAttention, PrunedKeyCache
+from grace_opt.hf import CapturedAttention, CompressedCache
 from grace_opt.hf.bits import heads as bits_heads
 from grace_opt.hf.filling import filled
 from grace_opt.kernels import coding, received, steps
@@ -54,7 +54,7 @@ def coded(parts, move=lambda tensor: tensor, **settings):
     settings = {"bits": 2.25, "basis": "none", "recent_window": 32, "trellis": False, **settings}
     queries, keys, values, valid = (move(each) for each in parts)
     seen = CapturedAttention(0, queries, keys, values, valid, WIDTH**-0.5)
-    return filled(PrunedKeyCache(config, **settings), {0: seen}).layers[0]
+    return filled(CompressedCache(config, **settings), {0: seen}).layers[0]
 
 
 def check_same(found, expected):

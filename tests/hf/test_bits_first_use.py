@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from grace_opt.cli.app import app
 from grace_opt.errors import CacheError, CalibrationError
-from grace_opt.hf import PrunedKeyCache, SnapKV, attach
+from grace_opt.hf import CompressedCache, SnapKV, attach
 from grace_opt.hf.bits import at_hand, basis_folder, unfinished
 from grace_opt.hf.bits import calibrate as basis_module
 from grace_opt.hf.bits.at_hand import basis_for
@@ -85,7 +85,7 @@ def test_a_prompt_that_stays_dense_waits_for_nothing(how, calls, model):
             model.generate(prompt, **more, **GREEDY)
         cache = attached.cache
     else:
-        cache = PrunedKeyCache(model, **settings, prompt_length=SHORT if how == "declared" else None)
+        cache = CompressedCache(model, **settings, prompt_length=SHORT if how == "declared" else None)
         model.set_attn_implementation("grace_sdpa")
         if how == "forward":
             model(prompt, past_key_values=cache)
@@ -127,14 +127,14 @@ def test_what_cannot_be_calibrated_is_told_at_the_call(calls, model, monkeypatch
         raise CalibrationError("the tokenizer is not on this machine")
 
     monkeypatch.setattr(at_hand, "tokenizer_of", refuse)
-    for call in (attach, PrunedKeyCache):
+    for call in (attach, CompressedCache):
         with pytest.raises(CalibrationError, match="not on this machine"):
             call(model, bits=4)
     with pytest.raises(CalibrationError, match="configuration has no weights"):
-        PrunedKeyCache(model.config, bits=4)
+        CompressedCache(model.config, bits=4)
     basis_for(model, tokenizer=len)  # given, it is not looked for; and once it was made, none is needed
-    PrunedKeyCache(model, bits=4)
-    PrunedKeyCache(copy.deepcopy(model), bits=4)  # as in another process
+    CompressedCache(model, bits=4)
+    CompressedCache(copy.deepcopy(model), bits=4)  # as in another process
     assert len(calls) == 1
 
 
@@ -164,7 +164,7 @@ def test_the_tokenizer_is_read_once(calls, model, monkeypatch):
 
 def test_a_cache_whose_model_is_gone_says_so(calls, model):
     other = copy.deepcopy(model)
-    cache = PrunedKeyCache(other, bits=4)
+    cache = CompressedCache(other, bits=4)
     del other
     gc.collect()
     model.set_attn_implementation("grace_sdpa")
@@ -186,20 +186,20 @@ def test_a_saved_cache_that_is_dense_needs_no_basis(settings, calls, model, tmp_
         model.generate(ids(LONG if "evict" in settings else SHORT), **GREEDY)
         file = tmp_path / "cache.safetensors"
         attached.cache.save(file)
-        loaded = PrunedKeyCache.load(file, model)
+        loaded = CompressedCache.load(file, model)
         assert not calls
         basis_for(model).save(tmp_path / "basis.safetensors")
-        for cache in (loaded, PrunedKeyCache.load(file, model, basis=tmp_path / "basis.safetensors")):
+        for cache in (loaded, CompressedCache.load(file, model, basis=tmp_path / "basis.safetensors")):
             assert cache.get_seq_length() == attached.cache.get_seq_length()
 
 
 def test_codes_without_the_name_of_their_basis_are_refused(calls, model, tmp_path, monkeypatch):
     with attach(model, bits=4) as attached:
         model.generate(ids(LONG), **GREEDY)
-    monkeypatch.setattr(PrunedKeyCache, "_basis_digest", lambda self, needed=False: None)
+    monkeypatch.setattr(CompressedCache, "_basis_digest", lambda self, needed=False: None)
     attached.cache.save(tmp_path / "cache.safetensors")
     with pytest.raises(CacheError, match="does not say in which basis"):
-        PrunedKeyCache.load(tmp_path / "cache.safetensors", model)
+        CompressedCache.load(tmp_path / "cache.safetensors", model)
 
 
 # Weights that change

@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import H2O, PrunedKeyCache, PyramidKV, SnapKV, StreamingLLM, attach, calibrate_basis
+from grace_opt.hf import H2O, CompressedCache, PyramidKV, SnapKV, StreamingLLM, attach, calibrate_basis
 from grace_opt.hf.bits import waiting as waits
 from grace_opt.hf.bits.classes import class_sizes
 from grace_opt.hf.bits.settings import TAIL_BLOCK_WITH_BITS
@@ -49,7 +49,7 @@ def parts(cache):
 
 
 def full(model, ids, **settings):
-    cache = PrunedKeyCache(model, **{**SETTINGS, **settings})
+    cache = CompressedCache(model, **{**SETTINGS, **settings})
     feed(model, cache, ids, ids.shape[1])
     return cache
 
@@ -89,7 +89,7 @@ class TestGeneration:
         if basis == "calibrated":
             basis = tmp_path / "basis.safetensors"
             calibrate_basis(model, None, [ids[0]]).save(basis)
-        cache, dense = PrunedKeyCache(model, bits=bits, basis=basis), DynamicCache(config=model.config)
+        cache, dense = CompressedCache(model, bits=bits, basis=basis), DynamicCache(config=model.config)
         for each, width in ((cache, 4), (dense, 128)):
             feed(model, each, ids, LENGTH)
             feed(model, each, more[:, :128], width)
@@ -124,7 +124,7 @@ class TestGeneration:
         if basis == "calibrated":
             basis = tmp_path / "basis.safetensors"
             calibrate_basis(model, None, [ids[0]]).save(basis)
-        cache = PrunedKeyCache(model, bits=16 if basis != "prompt" else 12, basis=basis)
+        cache = CompressedCache(model, bits=16 if basis != "prompt" else 12, basis=basis)
         dense = DynamicCache(config=model.config)
         for each, width in ((cache, 5), (dense, 70)):
             feed(model, each, ids, LENGTH)
@@ -187,7 +187,7 @@ class TestGeneration:
     def test_of_a_row_too_short_keeps_that_row_dense(self, model, ids, more):
         mask = torch.ones_like(ids)
         mask[1, :60] = 0
-        caches = [PrunedKeyCache(model, **SETTINGS, tail_block=16) for _ in range(2)]
+        caches = [CompressedCache(model, **SETTINGS, tail_block=16) for _ in range(2)]
         given = {"max_new_tokens": 40, "do_sample": False}
         tokens = model.generate(ids, attention_mask=mask, past_key_values=caches[0], **given)
         with pytest.warns(UserWarning, match="stays dense"):
@@ -215,7 +215,7 @@ class TestGeneration:
         assert [each.tokens for each in cache.layers[0].compressed.rows[0].segments] == [94, *[128] * 5]
         expected = feed(model, copy.deepcopy(cache), long[:, :70], 70)
         cache.save(tmp_path / "grown.safetensors")
-        loaded = PrunedKeyCache.load(tmp_path / "grown.safetensors", model)
+        loaded = CompressedCache.load(tmp_path / "grown.safetensors", model)
         for each, rows in ((loaded, [0, 1]), (cache, [1, 0, 0])):
             each.reorder_cache(torch.tensor(rows))
             feed(model, each, long[rows, 200:210])
@@ -252,7 +252,7 @@ class TestGeneration:
     @pytest.mark.parametrize("settings", [{"basis": "none"}, {"basis": "prompt", "bits": 8}], ids=str)
     def test_of_a_first_turn_that_stayed_dense_knows_the_queries_of_a_short_second_one(self, settings, model, ids):
         """Five tokens, none of which is of the set that is spread over the prompt."""
-        cache = PrunedKeyCache(model, **{**SETTINGS, **settings})
+        cache = CompressedCache(model, **{**SETTINGS, **settings})
         with pytest.warns(UserWarning, match="stays dense"):
             feed(model, cache, ids[:, :99], 99)
         found = feed(model, cache, ids[:, 99:104], 5)
@@ -349,7 +349,7 @@ def test_tokens_may_be_evicted_before(evict, model, ids, more):
     ids = torch.cat([ids] * 3, dim=1)
     cache, pruned = (
         full(model, ids, evict=evict, bits=16),
-        PrunedKeyCache(model, ratio=0.0, sink_tokens=SINKS, evict=evict),
+        CompressedCache(model, ratio=0.0, sink_tokens=SINKS, evict=evict),
     )
     feed(model, pruned, ids, 3 * LENGTH)
     for layer, other in zip(cache.layers, pruned.layers, strict=True):
@@ -371,9 +371,9 @@ def test_tokens_may_be_evicted_before(evict, model, ids, more):
     with pytest.raises(OptionError, match=r"all queries .*: write GraphEviction\(stride=0, observed=128\)"):
         full(model, ids, evict="graph", bits=2.25)
     with pytest.raises(OptionError, match="H2O needs all queries"):
-        PrunedKeyCache(model, **SETTINGS, evict=H2O(budget=100, observed=None))
+        CompressedCache(model, **SETTINGS, evict=H2O(budget=100, observed=None))
     with pytest.raises(OptionError, match=r"SnapKV needs 129 queries .* let it observe 128 or fewer"):
-        PrunedKeyCache(model, **SETTINGS, evict=SnapKV(budget=400, window=129))
+        CompressedCache(model, **SETTINGS, evict=SnapKV(budget=400, window=129))
 
 
 def test_where_an_eviction_leaves_later_layers_too_little_it_is_told(model, ids):
@@ -438,7 +438,7 @@ class TestCompiled:
     @pytest.mark.parametrize("look", ["report", "crop", "step"])
     @pytest.mark.slow
     def test_prompt_is_one_graph_and_coded_afterwards(self, look, model, ids, more, in_one_graph):
-        caches = PrunedKeyCache(model, **SETTINGS), PrunedKeyCache(model, **SETTINGS)
+        caches = CompressedCache(model, **SETTINGS), CompressedCache(model, **SETTINGS)
         with torch.no_grad():
             model(ids, past_key_values=caches[0])
             in_one_graph(model)(ids, past_key_values=caches[1])
@@ -470,7 +470,7 @@ class TestCompiled:
 def test_observed_queries_of_a_chunked_prompt_are_few(model, ids):
     """Every eighth and the last 128, whatever the chunks are."""
     long = torch.cat([ids] * 5, dim=1)
-    cache = PrunedKeyCache(model, **SETTINGS, prompt_length=long.shape[1] + 1)
+    cache = CompressedCache(model, **SETTINGS, prompt_length=long.shape[1] + 1)
     for chunk in long.split(65, dim=1):
         feed(model, cache, chunk, 65)
         waiting = cache.layers[0].prompt._waiting
@@ -489,7 +489,7 @@ def test_rows_that_are_dense_for_good_are_kept_alone(change, attention, tiny, id
     steps = [ids, more[:, :110], more[:, 110:112], *more[:, 112:252].split(10, dim=1)]
 
     def fed(change_at):
-        seen, cache, logits = mask, PrunedKeyCache(model.config, tail_block=64, **SETTINGS), []
+        seen, cache, logits = mask, CompressedCache(model.config, tail_block=64, **SETTINGS), []
         for number, tokens in enumerate(steps):
             if number == change_at:
                 assert cache.layers[0].compressed.waiting == 64

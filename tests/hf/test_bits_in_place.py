@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from grace_opt.hf import PrunedKeyCache, SnapKV
+from grace_opt.hf import CompressedCache, SnapKV
 from grace_opt.hf.bits import in_place
 from grace_opt.hf.bits.basis import identity_basis
 from grace_opt.kernels import coded as kernels
@@ -71,10 +71,10 @@ def on_copies(monkeypatch, run):
 def check_alike(monkeypatch, counted, model, ids, mask=None, **settings):
     step, last = settings.pop("step", 1), settings.pop("last", 0)
     expected = on_copies(
-        monkeypatch, lambda: fed(model, PrunedKeyCache(model, **{**SETTINGS, **settings}), ids, mask, step, last)
+        monkeypatch, lambda: fed(model, CompressedCache(model, **{**SETTINGS, **settings}), ids, mask, step, last)
     )
     counted.found.clear()
-    found = fed(model, PrunedKeyCache(model, **{**SETTINGS, **settings}), ids, mask, step, last)
+    found = fed(model, CompressedCache(model, **{**SETTINGS, **settings}), ids, mask, step, last)
     differences = (found[0] - expected[0]).abs().flatten(1).amax(1) / expected[0].abs().max()
     assert differences[: BEFORE // step].max() <= 1e-4
     assert differences.max() <= 5e-3  # a number on the edge between two codes may get either
@@ -128,7 +128,7 @@ def test_a_mask_that_hides_coded_tokens_is_obeyed_on_copies(model, counted, monk
     ids, mask = torch.randint(0, model.config.vocab_size, (1, 300)), torch.ones(1, 300, dtype=torch.int64)
 
     def run():
-        cache = PrunedKeyCache(model, **SETTINGS)
+        cache = CompressedCache(model, **SETTINGS)
         with pruning_attention(model), torch.no_grad():
             model(ids[:, :LENGTH], past_key_values=cache)
             mask[:, 30:40] = 0
@@ -151,7 +151,7 @@ def test_many_new_tokens_are_read_on_copies(model, counted, monkeypatch):
 
 def test_copies_and_moved_tensors_have_tables_of_their_own(model):
     ids = torch.randint(0, model.config.vocab_size, (1, LENGTH + 2))
-    cache = PrunedKeyCache(model, **SETTINGS)
+    cache = CompressedCache(model, **SETTINGS)
     with pruning_attention(model), torch.no_grad():
         model(ids[:, :LENGTH], past_key_values=cache)
         untouched = copy.deepcopy(cache)
@@ -173,7 +173,7 @@ def test_copies_and_moved_tensors_have_tables_of_their_own(model):
 
 def test_what_steps_read_belongs_to_the_basis(model):
     """It is made once for a row, and anew for another basis of its coordinates."""
-    cache = PrunedKeyCache(model, **SETTINGS)
+    cache = CompressedCache(model, **SETTINGS)
     fed(model, cache, torch.randint(0, model.config.vocab_size, (1, 260)))
     row = cache.layers[0].compressed.rows[0]
     heads, width = row.sink_keys.shape[0], row.sink_keys.shape[2]
@@ -187,7 +187,7 @@ def test_what_steps_read_belongs_to_the_basis(model):
 
 
 def test_no_sequence_may_be_left(model):
-    cache = PrunedKeyCache(model, **SETTINGS)
+    cache = CompressedCache(model, **SETTINGS)
     fed(model, cache, torch.randint(0, model.config.vocab_size, (1, 260)))
     cache.batch_select_indices(torch.tensor([], dtype=torch.long))
     assert all(layer.compressed.rows == () for layer in cache.layers)
@@ -196,7 +196,7 @@ def test_no_sequence_may_be_left(model):
 
 def test_tables_are_counted(model):
     ids = torch.randint(0, model.config.vocab_size, (1, LENGTH + 1))
-    cache = PrunedKeyCache(model, **SETTINGS)
+    cache = CompressedCache(model, **SETTINGS)
     with pruning_attention(model), torch.no_grad():
         model(ids[:, :LENGTH], past_key_values=cache)
         before = cache.memory_report()
@@ -217,7 +217,7 @@ def test_attention_weights_are_made_on_copies(tiny, counted, monkeypatch):
     model = tiny()
     model.set_attn_implementation("grace_eager")
     ids = torch.randint(0, model.config.vocab_size, (1, LENGTH + 1))
-    cache = PrunedKeyCache(model, **SETTINGS)
+    cache = CompressedCache(model, **SETTINGS)
     with torch.no_grad():
         model(ids[:, :LENGTH], past_key_values=cache)
         out = model(ids[:, LENGTH:], past_key_values=cache, output_attentions=True)
@@ -237,5 +237,5 @@ def test_inside_autocast(least, model, monkeypatch):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return (fed(model, make(), ids)[0] - expected).abs().mean()
 
-    coded = rounding(lambda: PrunedKeyCache(model, **{**SETTINGS, "bits": 8}))
-    assert coded <= 2 * rounding(lambda: PrunedKeyCache(model, ratio=0.0))
+    coded = rounding(lambda: CompressedCache(model, **{**SETTINGS, "bits": 8}))
+    assert coded <= 2 * rounding(lambda: CompressedCache(model, ratio=0.0))

@@ -15,7 +15,7 @@ pytest.importorskip("kvpress")
 import kvpress
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import PrunedKeyCache, attention_implementation
+from grace_opt.hf import CompressedCache, attention_implementation
 from grace_opt.hf.bits_press import DecodedBitsPress
 from grace_opt.hf.evaluation import stored_bits
 from grace_opt.hf.models import POCKET_BASIS, load_pocket
@@ -49,7 +49,7 @@ def test_it_holds_what_the_cache_with_bits_holds(prompt, bits):
     model, _ = pocket()
     press, ids = DecodedBitsPress(bits, basis=POCKET_BASIS), ids_of(prompt.context)
     theirs = filled(press, ids)
-    ours = PrunedKeyCache(model, bits=bits, basis=POCKET_BASIS)
+    ours = CompressedCache(model, bits=bits, basis=POCKET_BASIS)
     with attention_implementation(model, "grace_sdpa"), torch.no_grad():
         model(ids, past_key_values=ours)
     # All layers read the prompt from dense keys in both, so each layer's input is the same.
@@ -78,7 +78,7 @@ def test_the_cache_itself_does_not_go_through_their_pipeline(prompt):
     model, tokenizer = pocket()
     tokenizer.bos_token = ""
     pipe = kvpress.KVPressTextGenerationPipeline(model=model, tokenizer=tokenizer)
-    cache = PrunedKeyCache(model, bits=3, basis=POCKET_BASIS)
+    cache = CompressedCache(model, bits=3, basis=POCKET_BASIS)
     with attention_implementation(model, "grace_sdpa"), pytest.raises(CacheError, match="cannot be written to"):
         pipe(prompt.context, question="What is it?", cache=cache, max_new_tokens=2)
 

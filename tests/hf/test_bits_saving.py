@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import PrunedKeyCache, SnapKV, calibrate_basis, saving
+from grace_opt.hf import CompressedCache, SnapKV, calibrate_basis, saving
 from grace_opt.hf.bits import waiting as waits
 from grace_opt.hf.bits.calibrated import CalibratedBasis
 from grace_opt.hf.bits.coded import CodedTokens
@@ -54,7 +54,7 @@ def go_on_elsewhere(folder) -> None:
     for number, (_, _, padding, _) in enumerate(KINDS.values()):
         path = folder / f"{number}.safetensors"
         if path.exists():
-            cache = PrunedKeyCache.load(path, model)
+            cache = CompressedCache.load(path, model)
             cache.save(folder / f"{number} again.safetensors")
             save_file({"logits": go_on(model, cache, padding)}, folder / f"{number} logits.safetensors")
 
@@ -85,7 +85,7 @@ def with_tokens(name, basis=None):
     """A cache of a kind: tests get copies."""
     settings, tokens, padding, changes = KINDS[name]
     model = build("Qwen2" if changes else "Llama", **changes)
-    cache = PrunedKeyCache(model, **{**SETTINGS, **settings, **({"basis": basis} if basis else {})})
+    cache = CompressedCache(model, **{**SETTINGS, **settings, **({"basis": basis} if basis else {})})
     if tokens:
         go_on(model, cache, padding, tokens)
     return cache
@@ -144,7 +144,7 @@ def same_bits(found, expected):
 def test_a_loaded_cache_has_the_same_bits_and_next_tokens(name, filled, path, close):
     model, cache, padding = filled(name)
     cache.save(path)
-    loaded = PrunedKeyCache.load(path, model)
+    loaded = CompressedCache.load(path, model)
     assert same_bits(loaded, cache)
     assert loaded.pruning == cache.pruning
     assert loaded.get_seq_length() == cache.get_seq_length() == KINDS[name][1]
@@ -186,7 +186,7 @@ def test_rows_that_sequences_share_are_saved_once(filled, path):
     once = path.stat().st_size
     cache.batch_repeat_interleave(3)
     cache.save(path)
-    loaded = PrunedKeyCache.load(path, model)
+    loaded = CompressedCache.load(path, model)
     assert same_bits(loaded, cache)
     rows = loaded.layers[0].compressed.rows
     assert rows[0] is rows[2] is not rows[3]
@@ -203,14 +203,14 @@ def test_a_file_from_before_there_were_trellises_has_none(filled, path, monkeypa
     values = {name: value for name, value in cache.pruning.to_dict().items() if name != "trellis"}
     monkeypatch.setattr(type(cache.pruning), "to_dict", lambda self: values)
     cache.save(path)
-    assert PrunedKeyCache.load(path, model).pruning.trellis is False
+    assert CompressedCache.load(path, model).pruning.trellis is False
 
 
 @pytest.mark.slow
 def test_a_loaded_cache_is_reset_for_another_prompt(filled, path):
     model, cache, padding = filled("a calibrated basis")
     cache.save(path)
-    loaded = PrunedKeyCache.load(path, model)
+    loaded = CompressedCache.load(path, model)
     loaded.reset()
     go_on(model, loaded, padding, 150)
     assert same_bits(loaded, cache)
@@ -222,10 +222,10 @@ class TestBasis:
         model, cache, _ = filled("a calibrated basis")
         cache.save(path)
         (tmp_path / "basis.safetensors").rename(tmp_path / "moved")
-        with pytest.raises(CacheError, match=r"basis=.*basis\.safetensors.* write PrunedKeyCache\.load\(.*basis=FILE"):
-            PrunedKeyCache.load(path, model)
-        assert same_bits(PrunedKeyCache.load(path, model, basis=tmp_path / "moved"), cache)
-        assert same_bits(PrunedKeyCache.load(path, model.config, basis=str(tmp_path / "moved")), cache)
+        with pytest.raises(CacheError, match=r"basis=.*basis\.safetensors.* write CompressedCache\.load\(.*basis=FILE"):
+            CompressedCache.load(path, model)
+        assert same_bits(CompressedCache.load(path, model, basis=tmp_path / "moved"), cache)
+        assert same_bits(CompressedCache.load(path, model.config, basis=str(tmp_path / "moved")), cache)
 
     @pytest.mark.slow
     def test_that_is_another_one_is_refused(self, filled, path, tmp_path):
@@ -235,27 +235,27 @@ class TestBasis:
         calibrate_basis(model, None, [torch.arange(5, 90).repeat(2)]).save(other)
         for wrong in (other, "prompt", "none"):
             with pytest.raises(CacheError, match=r"coded in another basis of this model .*basis=FILE\) with the file"):
-                PrunedKeyCache.load(path, model, basis=wrong)
+                CompressedCache.load(path, model, basis=wrong)
         os.replace(other, tmp_path / "basis.safetensors")
         with pytest.raises(CacheError, match="coded in another basis"):
-            PrunedKeyCache.load(path, model)
+            CompressedCache.load(path, model)
         without = filled("plain")[1]
         without.save(path)
         with pytest.raises(CacheError, match="coded in no calibrated basis; leave basis= out"):
-            PrunedKeyCache.load(path, model, basis=tmp_path / "basis.safetensors")
+            CompressedCache.load(path, model, basis=tmp_path / "basis.safetensors")
 
     def test_of_a_cache_without_bits_says_so(self, path):
         model = build("Llama")
-        PrunedKeyCache(model, ratio=0.5).save(path)
+        CompressedCache(model, ratio=0.5).save(path)
         with pytest.raises(OptionError, match=r"basis='b' is for bits="):
-            PrunedKeyCache.load(path, model, basis="b")
+            CompressedCache.load(path, model, basis="b")
 
 
 @torch.no_grad()
 def usable(path, model, padding, what):
     """Load, decode, append a block: works with numbers everywhere, or a `CacheError` says why not."""
     try:
-        loaded = PrunedKeyCache.load(path, model)
+        loaded = CompressedCache.load(path, model)
     except CacheError as error:
         return str(error)
     try:
@@ -376,7 +376,7 @@ def test_what_is_wrong_with_blocks_is_named(name, filled, path):
     change, says = OF_BLOCKS[name]
     saving.FILE_FORMAT.write(path, {**tensors, name: change(tensors[name])}, about)
     with pytest.raises(CacheError, match=rf"cache\.safetensors: layer 0 of the saved cache: .*{says}"):
-        PrunedKeyCache.load(path, model)
+        CompressedCache.load(path, model)
 
 
 @pytest.mark.slow
@@ -399,7 +399,7 @@ def test_what_is_wrong_with_numbers_of_tokens_is_named(field, value, says, fille
     about["layers"][0][field] = value
     saving.FILE_FORMAT.write(path, tensors, about)
     with pytest.raises(CacheError, match=says):
-        PrunedKeyCache.load(path, model)
+        CompressedCache.load(path, model)
 
 
 @pytest.mark.parametrize("name", EDITS)
@@ -410,19 +410,19 @@ def test_what_is_wrong_is_named(name, filled, path):
     change, says = EDITS[name]
     saving.FILE_FORMAT.write(path, {**tensors, name: change(tensors[name])}, about)
     with pytest.raises(CacheError, match=rf"cache\.safetensors: layer 0 of the saved cache: .*{says}"):
-        PrunedKeyCache.load(path, model)
+        CompressedCache.load(path, model)
 
 
 @torch.no_grad()
 def test_a_layer_of_which_an_eviction_has_left_too_little_is_saved_too(path):
     model = build("Llama")
     model.set_attn_implementation("grace_sdpa")
-    cache = PrunedKeyCache(model, **SETTINGS, evict=SnapKV(budget=60, window=4))
+    cache = CompressedCache(model, **SETTINGS, evict=SnapKV(budget=60, window=4))
     with pytest.warns(UserWarning, match="tokens left and stays dense"):
         go_on(model, cache, 0, PROMPT)
     assert cache.layers[1].compressed.coded == 0
     cache.save(path)
-    loaded = PrunedKeyCache.load(path, model)
+    loaded = CompressedCache.load(path, model)
     assert same_bits(loaded, cache)
     assert torch.equal(go_on(model, loaded, 0).argmax(-1), go_on(model, cache, 0).argmax(-1))
 
@@ -431,7 +431,7 @@ def test_a_layer_of_which_an_eviction_has_left_too_little_is_saved_too(path):
 def test_rows_too_short_for_bits_that_beams_have_left(path):
     model = build("Llama")
     model.set_attn_implementation("grace_sdpa")
-    cache, mask = PrunedKeyCache(model, bits=3, basis="none"), torch.ones(2, 130, dtype=torch.int64)
+    cache, mask = CompressedCache(model, bits=3, basis="none"), torch.ones(2, 130, dtype=torch.int64)
     mask[1, :70] = 0
     ids = torch.randint(3, 97, (2, 130), generator=torch.Generator().manual_seed(3))
     with pytest.warns(UserWarning, match="1 of the batch's 2 prompts stays dense"):
@@ -439,7 +439,7 @@ def test_rows_too_short_for_bits_that_beams_have_left(path):
     cache.batch_select_indices(torch.tensor([1]))
     assert not any(row.tokens for row in cache.layers[0].compressed.rows)
     cache.save(path)
-    loaded = PrunedKeyCache.load(path, model)
+    loaded = CompressedCache.load(path, model)
     assert same_bits(loaded, cache)
     assert torch.equal(*[model(ids[:1, :1], past_key_values=each).logits for each in (cache, loaded)])
 
@@ -452,7 +452,7 @@ def test_padding_that_does_not_fit_is_named(filled, path):
     name = next(name for name in tensors if name.endswith("present"))
     saving.FILE_FORMAT.write(path, {**tensors, name: bit(tensors[name])}, about)
     with pytest.raises(CacheError, match=r"row 1 has 4 sink tokens and \d+ coded ones for \d+ places"):
-        PrunedKeyCache.load(path, model)
+        CompressedCache.load(path, model)
 
 
 @pytest.mark.parametrize(
@@ -475,29 +475,29 @@ def test_numbers_that_do_not_fit_are_named(field, value, says, filled, path):
     about["layers"][0][field] = value
     saving.FILE_FORMAT.write(path, tensors, about)
     with pytest.raises(CacheError, match=says):
-        PrunedKeyCache.load(path, model)
+        CompressedCache.load(path, model)
 
 
 def test_pruned_and_coded_caches_are_not_taken_for_each_other(filled, path):
     model, cache, _ = filled()
-    other = PrunedKeyCache(model, ratio=0.5, recent_window=8, observation_window=6)
+    other = CompressedCache(model, ratio=0.5, recent_window=8, observation_window=6)
     go_on(model, other, 0, 124)
     for one, two in ((cache, other), (other, cache)):
         one.save(path)
         about, tensors = saving.FILE_FORMAT.read(path)
         saving.FILE_FORMAT.write(path, tensors, {**about, "pruning": two.pruning.to_dict()})
         with pytest.raises(CacheError, match=r"layer 0 of the saved cache: it (lacks|has) (fields|tensors)"):
-            PrunedKeyCache.load(path, model)
+            CompressedCache.load(path, model)
 
 
 def test_short_and_dense(path):
     model = build("Llama")
     model.set_attn_implementation("grace_sdpa")
-    cache = PrunedKeyCache(model, **SETTINGS)
+    cache = CompressedCache(model, **SETTINGS)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore", UserWarning)
         model(torch.arange(3, 43)[None], past_key_values=cache)
     cache.save(Path(path))
-    loaded = PrunedKeyCache.load(path, model)
+    loaded = CompressedCache.load(path, model)
     assert same_bits(loaded, cache)
     assert loaded.layers[0].compressed is None

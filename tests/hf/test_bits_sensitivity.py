@@ -18,7 +18,7 @@ from grace_opt.hf.bits.basis import identity_basis
 from grace_opt.hf.bits.calibrate import SPARSEST
 from grace_opt.hf.bits.classes import SINKS, WINDOW
 from grace_opt.hf.bits.sensitivity import LARGEST_FACTOR, TRUST, GradientError, factors, information
-from grace_opt.hf.capture import record
+from grace_opt.hf.recording import record
 from tests.hf.matrix import FAMILIES, model_of
 from tests.hf.test_bits_calibration import ids
 

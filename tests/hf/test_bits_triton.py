@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
-from grace_opt.hf import PrunedKeyCache
+from grace_opt.hf import CompressedCache
 from grace_opt.hf.bits import waiting as waits
 from grace_opt.hf.bits.settings import TAIL_BLOCK_WITH_BITS
 from grace_opt.kernels import coded as kernels
@@ -42,7 +42,7 @@ def test_decoding_by_the_kernel_is_decoding_from_dense_copies(tiny, monkeypatch)
             patch.setattr(kernels, "kernel_for", lambda *given: (calls.append(kernel), kernel)[1])
             return model(ids[:, start:stop], past_key_values=cache, attention_mask=seen[:, :stop]).logits
 
-    cache = PrunedKeyCache(model, bits=6, basis="prompt")
+    cache = CompressedCache(model, bits=6, basis="prompt")
     feed(cache, 0, LENGTH)
     for start in range(LENGTH, before, 32):
         feed(cache, start, start + 32)

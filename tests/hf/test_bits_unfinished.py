@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from grace_opt.hf import PrunedKeyCache, attach, calibrate_basis
+from grace_opt.hf import CompressedCache, attach, calibrate_basis
 from grace_opt.hf.bits import unfinished
 from grace_opt.kernels._shared.switches import is_off
 from tests import children
@@ -161,7 +161,7 @@ def test_other_threads_generate_meanwhile(monkeypatch):
         expected = model.generate(prompt, max_new_tokens=4, do_sample=False)
 
     def answer():
-        return model.generate(prompt, past_key_values=PrunedKeyCache(model, bits=8, basis="none"), max_new_tokens=4)
+        return model.generate(prompt, past_key_values=CompressedCache(model, bits=8, basis="none"), max_new_tokens=4)
 
     def meanwhile(*arguments):
         with ThreadPoolExecutor(1) as pool:

@@ -18,7 +18,15 @@ import torch
 from transformers import DynamicCache, pipeline
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import PrunedKeyCache, SnapKV, TopTokens, attach, attention_implementation, capture, implementation
+from grace_opt.hf import (
+    CompressedCache,
+    SnapKV,
+    TopTokens,
+    attach,
+    attention_implementation,
+    capture_attention,
+    implementation,
+)
 from grace_opt.hf.models import load_pocket
 from tests.hf.conftest import OBSERVED, RECENT, build
 
@@ -363,7 +371,7 @@ class TestUse:
             ),
             ("gpt2", r"write \w+\(model, \.\.\.\) with model = AutoModelForCausalLM\.from_pretrained\('gpt2'\)"),
         ):
-            for take in (attach, PrunedKeyCache):
+            for take in (attach, CompressedCache):
                 with pytest.raises(OptionError, match=says):
                     take(wrong)
 
@@ -374,7 +382,7 @@ class TestUse:
             assert torch.equal(found, model.generate(prompt, **OPTIONS))
         assert attached.cache.memory_report().pruned_tokens == 32
         assert as_found(model)
-        assert PrunedKeyCache(compiled, "grace").fingerprint() == PrunedKeyCache(model, "grace").fingerprint()
+        assert CompressedCache(compiled, "grace").fingerprint() == CompressedCache(model, "grace").fingerprint()
 
 
 class TestWhatTheUserChose:
@@ -452,7 +460,9 @@ def test_capturing_while_another_thread_decodes_leaves_its_tokens_alone(model, p
 
         def between(*_, **__):
             captured = []
-            thread = threading.Thread(target=lambda: captured.append(capture(model, prompt[:1, :12])), daemon=True)
+            thread = threading.Thread(
+                target=lambda: captured.append(capture_attention(model, prompt[:1, :12])), daemon=True
+            )
             thread.start()
             thread.join(30)
             assert captured[0][1].keys.shape[2] == 12

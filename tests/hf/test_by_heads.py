@@ -11,16 +11,16 @@ from torch.nn import functional
 
 from grace_opt.errors import CacheError, CalibrationError
 from grace_opt.hf import (
+    CompressedCache,
     GraphEviction,
     LayerBudgets,
     LayerLosses,
-    PrunedKeyCache,
     Quantization,
     SnapKV,
     StreamingLLM,
     attach,
     attention_implementation,
-    capture,
+    capture_attention,
 )
 from grace_opt.hf.attention import register
 from grace_opt.hf.by_heads import ByHeads
@@ -59,7 +59,7 @@ def text(pocket):
 @pytest.fixture(scope="module")
 def predicted(pocket, text):
     """`predicted(evict)`: what the prompt leaves, and what follows it, predicted while each head sees what it keeps."""
-    captured, following = capture(pocket[0], text[:, :PROMPT]), text[:, PROMPT : PROMPT + 48]
+    captured, following = capture_attention(pocket[0], text[:, :PROMPT]), text[:, PROMPT : PROMPT + 48]
 
     @functools.cache
     def find(evict):
@@ -115,7 +115,7 @@ def test_each_head_reads_what_it_keeps(evict, implementation, fused, at_once, po
     model, following = pocket[0], text[:, PROMPT : PROMPT + 48]
     evict = LayerBudgets(evict, LOSSES)
     captured, expected = predicted(evict)
-    cache = filled(PrunedKeyCache(model, ratio=0.0, recent_window=RECENT, evict=evict, fused=fused), captured)
+    cache = filled(CompressedCache(model, ratio=0.0, recent_window=RECENT, evict=evict, fused=fused), captured)
     assert sum(isinstance(layer.compressed, ByHeads) for layer in cache.layers) >= 2
     with torch.no_grad(), attention_implementation(model, implementation):
         parts = [model(part, past_key_values=cache).logits[0] for part in following.split(at_once, dim=1)]
@@ -125,7 +125,7 @@ def test_each_head_reads_what_it_keeps(evict, implementation, fused, at_once, po
 
 def filled_cache(model, text, **settings):
     settings = {"ratio": 0.0, "recent_window": RECENT, "evict": LayerBudgets(EVICTIONS[0], LOSSES), **settings}
-    cache = PrunedKeyCache(model, **settings)
+    cache = CompressedCache(model, **settings)
     with torch.no_grad(), attention_implementation(model, "grace_sdpa"):
         model(text[:, :PROMPT], past_key_values=cache)
     return cache
@@ -159,7 +159,7 @@ def test_all_storages_agree_with_full_width_are_saved_and_count(settings, pocket
     again = copy.deepcopy(cache)
     for _ in range(2):
         again.save(tmp_path / "cache.safetensors")
-        again = PrunedKeyCache.load(tmp_path / "cache.safetensors", model)
+        again = CompressedCache.load(tmp_path / "cache.safetensors", model)
     found = [step(model, cache, part) for part in text[:, PROMPT : PROMPT + 40].split(1, dim=1)]
     same = [step(model, again, part) for part in text[:, PROMPT : PROMPT + 40].split(1, dim=1)]
     for one, other in zip(found, same, strict=True):
@@ -228,14 +228,14 @@ def test_rows_of_a_batch_are_as_alone_with_padding_and_beams(pocket, text):
     mask = torch.ones_like(ids)
     mask[1, :20] = 0
     evict = LayerBudgets(SnapKV(60, window=4), LOSSES)  # a share would count padding
-    cache = PrunedKeyCache(model, ratio=0.0, recent_window=RECENT, evict=evict)
+    cache = CompressedCache(model, ratio=0.0, recent_window=RECENT, evict=evict)
     following = text[:, PROMPT : PROMPT + 2].expand(2, -1)
     with torch.no_grad(), attention_implementation(model, "grace_sdpa"):
         model(ids, attention_mask=mask, past_key_values=cache)
         mask = functional.pad(mask, (0, 2), value=1)
         both = model(following, attention_mask=mask, past_key_values=cache).logits
         for row, own in enumerate((long, short)):
-            alone = PrunedKeyCache(model, ratio=0.0, recent_window=RECENT, evict=evict)
+            alone = CompressedCache(model, ratio=0.0, recent_window=RECENT, evict=evict)
             model(own, past_key_values=alone)
             if row == 0:
                 torch.testing.assert_close(
@@ -277,7 +277,7 @@ def test_coded_and_read_caches_divide_among_layers_only(pocket, text):
     model = pocket[0]
     evict = LayerBudgets(SnapKV(0.5, window=4), LOSSES)
     for settings in ({"bits": 4, "basis": "none"}, {"ratio": 0.0, "read": "pages"}):
-        cache = PrunedKeyCache(model, recent_window=RECENT, evict=evict, **settings)
+        cache = CompressedCache(model, recent_window=RECENT, evict=evict, **settings)
         with torch.no_grad(), attention_implementation(model, "grace_sdpa"):
             model(text[:, :PROMPT], past_key_values=cache)
         for layer in range(3):
@@ -298,7 +298,7 @@ def test_equal_losses_are_equal_budgets(pocket, text):
 def test_losses_of_other_heads_are_refused(pocket):
     losses = LayerLosses((0,), SHARES, (((0.5, 0.2, 0.1),) * 3,))
     with pytest.raises(CalibrationError, match="losses of 3 heads, model with 2"):
-        PrunedKeyCache(pocket[0], ratio=0.0, evict=LayerBudgets(SnapKV(0.25), losses))
+        CompressedCache(pocket[0], ratio=0.0, evict=LayerBudgets(SnapKV(0.25), losses))
 
 
 def _without_a_group(about, tensors):
@@ -380,7 +380,7 @@ def test_a_file_that_was_edited_is_refused(damage, pocket, text, tmp_path):
     damage(about, tensors)
     FILE_FORMAT.write(path, tensors, about)
     with pytest.raises(CacheError, match="save"):
-        PrunedKeyCache.load(path, pocket[0])
+        CompressedCache.load(path, pocket[0])
 
 
 def test_a_file_for_settings_whose_heads_are_alike_is_refused(pocket, text, tmp_path):
@@ -390,7 +390,7 @@ def test_a_file_for_settings_whose_heads_are_alike_is_refused(pocket, text, tmp_
     about["pruning"]["read"] = "pages"
     FILE_FORMAT.write(path, tensors, about)
     with pytest.raises(CacheError):
-        PrunedKeyCache.load(path, pocket[0])
+        CompressedCache.load(path, pocket[0])
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from grace_opt.attention.masks import ChannelMask
 from grace_opt.attention.provider import DEFAULT_RATIO, MaskProvider
 from grace_opt.attention.weights import PROTECT_HIGH, PROTECT_LOW
 from grace_opt.errors import CacheError, MaskError, OptionError, ProblemError
-from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, SnapKV, calibrate, calibration, capture
+from grace_opt.hf import CacheConfig, CompressedCache, Quantization, SnapKV, calibrate, calibration, capture_attention
 from grace_opt.hf.models import load_pocket
 from tests import oracle
 
@@ -37,7 +37,7 @@ def averaged(model, texts, layer, last=None):
     """W and squared key norms of every KV head: per token of a text, and then the mean over the texts."""
     Ws, squares = [], []
     for ids in texts:
-        seen = capture(model, ids.reshape(1, -1), layers=[layer])[layer]
+        seen = capture_attention(model, ids.reshape(1, -1), layers=[layer])[layer]
         queries, keys = seen.queries[0].double().numpy(), seen.keys[0].double().numpy()
         queries = queries if last is None else queries[:, -last:]
         Ws.append(oracle.interaction(queries, keys) / keys.shape[1])
@@ -100,15 +100,15 @@ class TestMasks:
     def test_of_one_text_are_what_the_provider_chooses_on_it(self, method, tiny, texts):
         model, ids = tiny(), texts[0]
         masks = calibrate(model, [ids], method=method, ratio=0.5)
-        for layer, seen in capture(model, ids[None]).items():
+        for layer, seen in capture_attention(model, ids[None]).items():
             chosen = MaskProvider(method, 0.5)(seen.queries[0], seen.keys[0])
             assert torch.equal(masks.layer(layer).pruned, chosen.pruned)
 
     def test_of_one_text_give_the_tokens_of_a_cache_that_observes_all_of_it(self, tiny, prompt, generate):
         model = tiny()
-        observing = PrunedKeyCache(model, ratio=0.75, recent_window=8, observation_window=40)
+        observing = CompressedCache(model, ratio=0.75, recent_window=8, observation_window=40)
         expected = generate(model, observing, prompt[:1])
-        static = PrunedKeyCache(model, masks=calibrate(model, [prompt[0]], ratio=0.75), recent_window=8)
+        static = CompressedCache(model, masks=calibrate(model, [prompt[0]], ratio=0.75), recent_window=8)
         assert torch.equal(generate(model, static, prompt[:1]), expected)
 
     def test_do_not_depend_on_the_order_of_the_texts(self, tiny, texts):
@@ -134,7 +134,7 @@ class TestMasks:
         model = tiny()
         assert calibrate(model, texts, ratio=[0.25, 0.75]).pruned.sum(-1).tolist() == [[4, 4], [12, 12]]
         assert calibrate(model, texts, kept_channels=5).pruned.sum(-1).eq(11).all()
-        by_config = calibrate(model, texts, pruning=PruningConfig("think", [0.25, 0.75]))
+        by_config = calibrate(model, texts, pruning=CacheConfig("think", [0.25, 0.75]))
         assert torch.equal(by_config.pruned[0], expected(model, texts, "think", 0.25, layers=[0])[0])
         assert torch.equal(by_config.pruned[1], expected(model, texts, "think", 0.75, layers=[1])[0])
 
@@ -173,13 +173,13 @@ class TestUse:
         monkeypatch.setattr(MaskProvider, "__call__", fail)
         monkeypatch.setattr(MaskProvider, "choose", fail)
         monkeypatch.setattr(grace_opt.attention.weights, "salient_channels", fail)
-        cache = PrunedKeyCache(model, masks=masks, **WINDOWS)
+        cache = CompressedCache(model, masks=masks, **WINDOWS)
         found = step(model, cache, padded[0], continuation, padded[1])
         everywhere = ChannelMask(masks.pruned[:, None].expand(-1, 2, -1, -1))
         assert torch.equal(cache.channel_mask().pruned, everywhere.pruned)
         assert close(found, zeroed(model, everywhere, padded[0], continuation, padded[1]))
         with pytest.raises(AssertionError, match="nothing is to be computed"):
-            generate(model, PrunedKeyCache(model, "grace", **WINDOWS), padded[0])  # what fails can fail
+            generate(model, CompressedCache(model, "grace", **WINDOWS), padded[0])  # what fails can fail
 
     def test_survives_a_file(self, tiny, texts, tmp_path, prompt, generate):
         model = tiny()
@@ -187,7 +187,7 @@ class TestUse:
         masks.save(tmp_path / "masks.safetensors")
         loaded = ChannelMask.load(tmp_path / "masks.safetensors")
         assert dict(loaded.fingerprint) == dict(masks.fingerprint)
-        caches = [PrunedKeyCache(model, masks=m, **WINDOWS) for m in (masks, loaded)]
+        caches = [CompressedCache(model, masks=m, **WINDOWS) for m in (masks, loaded)]
         assert torch.equal(*(generate(model, cache, prompt) for cache in caches))
 
     def test_by_another_fine_tune_is_refused(self, tiny, texts):
@@ -198,18 +198,18 @@ class TestUse:
         with torch.no_grad():
             tuned.model.layers[1].mlp.up_proj.weight.mul_(1.5)
         with pytest.raises(MaskError, match=r"made for another model \(weights: mask '.*', model '.*'\)"):
-            PrunedKeyCache(tuned, masks=masks)
-        assert PrunedKeyCache(model, masks=masks).prunable_layers == (0, 1)
+            CompressedCache(tuned, masks=masks)
+        assert CompressedCache(model, masks=masks).prunable_layers == (0, 1)
         # By the configuration alone, there are no weights to compare.
-        assert PrunedKeyCache(tuned.config, masks=masks).prunable_layers == (0, 1)
+        assert CompressedCache(tuned.config, masks=masks).prunable_layers == (0, 1)
 
     def test_by_the_same_weights_in_bfloat16_is_not_refused(self, tiny, texts):
         masks = calibrate(tiny(), texts)
-        assert PrunedKeyCache(copy.deepcopy(tiny()).to(torch.bfloat16), masks=masks).prunable_layers == (0, 1)
+        assert CompressedCache(copy.deepcopy(tiny()).to(torch.bfloat16), masks=masks).prunable_layers == (0, 1)
 
     def test_by_a_model_of_another_size_is_refused(self, tiny, texts):
         with pytest.raises(MaskError, match="num_hidden_layers: mask 2, model 3"):
-            PrunedKeyCache(tiny(num_hidden_layers=3).config, masks=calibrate(tiny(), texts))
+            CompressedCache(tiny(num_hidden_layers=3).config, masks=calibrate(tiny(), texts))
 
 
 class TestBadInput:
@@ -252,7 +252,7 @@ class TestBadInput:
         (name,) = setting
         with pytest.raises(OptionError, match=rf"do not depend on {name}; .*masks=masks, {name}=\.\.\.\)"):
             calibrate(tiny(), texts, **setting)
-        both = calibrate(tiny(), texts, pruning=PruningConfig(ratio=0.3, **setting)), calibrate(tiny(), texts)
+        both = calibrate(tiny(), texts, pruning=CacheConfig(ratio=0.3, **setting)), calibrate(tiny(), texts)
         assert torch.equal(both[0].pruned, both[1].pruned), "of a whole configuration they are not read"
 
     @pytest.mark.parametrize("name", ["prompt_length", "offloading"])
@@ -266,12 +266,12 @@ class TestBadInput:
             ({"bits": 2}, "bits=", "bits"),
             ({"total_bytes": 10**6, "basis": "none"}, "total_bytes, basis=", "total_bytes, basis"),
             ({"basis": "prompt"}, "basis=", "basis"),
-            ({"pruning": PruningConfig(key_bits=2, value_bits=3)}, "key_bits, value_bits=", "pruning="),
+            ({"pruning": CacheConfig(key_bits=2, value_bits=3)}, "key_bits, value_bits=", "pruning="),
         ],
         ids=str,
     )
     def test_bits_drop_no_channels(self, given, named, leave_out, tiny, texts, monkeypatch, tmp_path):
-        monkeypatch.setattr(calibration, "PrunedKeyCache", None)  # which would calibrate a basis first
+        monkeypatch.setattr(calibration, "CompressedCache", None)  # which would calibrate a basis first
         path = tmp_path / "settings.json"
         if "pruning" in given:
             given["pruning"].to_json(path)
@@ -323,11 +323,11 @@ class TestBadInput:
             ({"kept_channels": 17}, ProblemError, "give at most 16"),
             ({"dense_layers": 2}, CacheError, "leaves no layer"),
             ({"no_such_option": 1}, OptionError, "no_such_option"),
-            ({"pruning": PruningConfig(ratio=0.3), "ratio": 0.6}, OptionError, "leave out ratio"),
+            ({"pruning": CacheConfig(ratio=0.3), "ratio": 0.6}, OptionError, "leave out ratio"),
         ],
     )
     def test_settings_are_told_before_any_text_is_read(self, wrong, error, says, tiny, texts, monkeypatch):
-        monkeypatch.setattr(calibration, "capture", None)
+        monkeypatch.setattr(calibration, "capture_attention", None)
         with pytest.raises(error, match=says):
             calibrate(tiny(), texts, **wrong)
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from grace_opt.hf import PrunedKeyCache, Quantization, SnapKV, attach, layer
+from grace_opt.hf import CompressedCache, Quantization, SnapKV, attach, layer
 from tests.hf.conftest import OBSERVED, RECENT
 from tests.hf.test_bad_input import quantises
 
@@ -49,8 +49,8 @@ def test_beside_the_prompt_see_what_they_would_see_alone(
     model = tiny(attention=attention)
     eager = attention == "grace_eager"
     ids = torch.cat([prompt, continuation[:, :5]], dim=1)
-    together = PrunedKeyCache(model, "grace", 0.5, prompt_length=40, **WINDOWS, **settings)
-    alone = PrunedKeyCache(model, "grace", 0.5, **WINDOWS, **settings)
+    together = CompressedCache(model, "grace", 0.5, prompt_length=40, **WINDOWS, **settings)
+    alone = CompressedCache(model, "grace", 0.5, **WINDOWS, **settings)
     with torch.no_grad():
         outputs = [model(part, past_key_values=together, output_attentions=eager) for part in ids.split(chunks, dim=1)]
         expected = [model(prompt, past_key_values=alone, output_attentions=eager).logits[:, -1:]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grace_opt.hf import PrunedKeyCache, SnapKV, attach
+from grace_opt.hf import CompressedCache, SnapKV, attach
 from grace_opt.kernels._shared import threads
 from tests.hf.conftest import OBSERVED, RECENT
 
@@ -78,7 +78,7 @@ def test_of_the_prompt_alone_leaves_a_cache_that_prunes_whatever_comes_next(
     caches, logits = [], []
     model = tiny()
     for run in (model, in_one_graph(model)):
-        cache = PrunedKeyCache(model, ratio=0.5, **WINDOWS)
+        cache = CompressedCache(model, ratio=0.5, **WINDOWS)
         with torch.no_grad():
             run(input_ids=prompt, past_key_values=cache)
             if look == "report":
@@ -102,7 +102,7 @@ def test_of_steps_codes_the_tokens_that_leave_the_window(tiny, close, monkeypatc
     caches, logits = [], []
     torch.compiler.reset()
     for run in (model, torch.compile(model.forward, backend="eager")):
-        cache, found = PrunedKeyCache(model, bits=4, basis="none", recent_window=RECENT, tail_block=16), []
+        cache, found = CompressedCache(model, bits=4, basis="none", recent_window=RECENT, tail_block=16), []
         with torch.no_grad():
             model(ids[:, :-17], past_key_values=cache)
             for token in ids[:, -17:].split(1, dim=1):

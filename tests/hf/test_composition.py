@@ -121,7 +121,7 @@ def test_channels_are_chosen_from_the_tokens_that_are_left(tiny, prune, prompt, 
 
     cache = prune(model, evict=SnapKV(budget=20, window=6), provider=spy)
     step(model, cache, prompt, continuation[:, :1])
-    truth = grace_opt.hf.capture(model, prompt)
+    truth = grace_opt.hf.capture_attention(model, prompt)
     for layer, (queries, keys, _) in enumerate(seen):
         positions = cache.layers[layer].compressed.positions.long()
         positions = torch.cat([positions, torch.arange(32, 40).expand(2, 2, -1)], dim=-1)

@@ -1,4 +1,4 @@
-"""PruningConfig: what can be written, what is refused, and that every setting does what it says."""
+"""CacheConfig: what can be written, what is refused, and that every setting does what it says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import DynamicCache
 
 from grace_opt.attention.provider import DEFAULT_RATIO
 from grace_opt.errors import CacheError, OptionError, ProblemError, UnknownSolverError
-from grace_opt.hf import H2O, PrunedKeyCache, PruningConfig, PyramidKV, Quantization, SnapKV, StreamingLLM, TopTokens
+from grace_opt.hf import H2O, CacheConfig, CompressedCache, PyramidKV, Quantization, SnapKV, StreamingLLM, TopTokens
 
 BITS = st.sampled_from([None, 2, 4])
 EVICTIONS = st.one_of(
@@ -82,8 +82,8 @@ class TestRoundTrip:
     @given(METHODS, SIZES, st.fixed_dictionaries({}, optional=SETTINGS))
     @pytest.mark.slow
     def test_through_json_gives_an_equal_configuration(self, method, size, others):
-        config = PruningConfig(**method, **size, **others)
-        again = PruningConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+        config = CacheConfig(**method, **size, **others)
+        again = CacheConfig.from_dict(json.loads(json.dumps(config.to_dict())))
         assert again == config
         assert again.to_dict() == config.to_dict()
         for name, value in {**method, **size, **others}.items():
@@ -92,8 +92,8 @@ class TestRoundTrip:
     @settings(max_examples=50, deadline=None)
     @given(GIVEN_BITS, st.fixed_dictionaries({}, optional={name: SETTINGS[name] for name in BESIDE_BITS}))
     def test_of_bits_through_json_gives_an_equal_configuration(self, bits, others):
-        config = PruningConfig(**bits, **others)
-        again = PruningConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+        config = CacheConfig(**bits, **others)
+        again = CacheConfig.from_dict(json.loads(json.dumps(config.to_dict())))
         assert again == config
         assert again.to_dict() == config.to_dict()
         for name, value in {"sink_tokens": 4, **bits, **others}.items():
@@ -102,8 +102,8 @@ class TestRoundTrip:
     @settings(max_examples=50, deadline=None)
     @given(READINGS, st.fixed_dictionaries({}, optional={name: SETTINGS[name] for name in BESIDE_READING}))
     def test_of_reading_through_json_gives_an_equal_configuration(self, read, others):
-        config = PruningConfig(read=read, **others)
-        again = PruningConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+        config = CacheConfig(read=read, **others)
+        again = CacheConfig.from_dict(json.loads(json.dumps(config.to_dict())))
         assert again == config
         assert again.to_dict() == config.to_dict()
         assert again.ratio == (0.0 if config.read.by != "channels" else DEFAULT_RATIO)
@@ -113,21 +113,21 @@ class TestRoundTrip:
     def test_covers_every_field(self):
         drawn = {*SETTINGS, "method", "options", "ratio", "kept_channels", "weight"}  # one weight exists
         drawn |= {"bits", "key_bits", "value_bits", "total_bytes", "basis", "trellis", "read"}
-        assert drawn == {f.name for f in dataclasses.fields(PruningConfig)} == set(PruningConfig().to_dict())
+        assert drawn == {f.name for f in dataclasses.fields(CacheConfig)} == set(CacheConfig().to_dict())
 
     def test_missing_names_have_their_defaults(self):
-        assert PruningConfig.from_dict({}) == PruningConfig()
-        assert PruningConfig.from_dict({"sink_tokens": 3}) == PruningConfig(sink_tokens=3)
+        assert CacheConfig.from_dict({}) == CacheConfig()
+        assert CacheConfig.from_dict({"sink_tokens": 3}) == CacheConfig(sink_tokens=3)
 
     def test_numbers_of_numpy_become_plain(self):
-        config = PruningConfig(ratio=np.float32(0.25))
+        config = CacheConfig(ratio=np.float32(0.25))
         assert json.loads(json.dumps(config.to_dict()))["ratio"] == 0.25
-        listed = PruningConfig(ratio=[np.float32(0.25), np.float64(0.5)])
+        listed = CacheConfig(ratio=[np.float32(0.25), np.float64(0.5)])
         assert json.loads(json.dumps(listed.to_dict()))["ratio"] == [0.25, 0.5]
 
     def test_keyword_arguments_of_the_cache_give_the_same_configuration(self, tiny):
-        cache = PrunedKeyCache(tiny().config, "local_search", 0.25, start="think", sink_tokens=2)
-        assert cache.pruning == PruningConfig("local_search", 0.25, options={"start": "think"}, sink_tokens=2)
+        cache = CompressedCache(tiny().config, "local_search", 0.25, start="think", sink_tokens=2)
+        assert cache.pruning == CacheConfig("local_search", 0.25, options={"start": "think"}, sink_tokens=2)
 
     @pytest.mark.parametrize(
         ("values", "says"),
@@ -144,7 +144,7 @@ class TestRoundTrip:
     )
     def test_names_and_values_that_no_configuration_has(self, values, says):
         with pytest.raises(OptionError, match=says):
-            PruningConfig.from_dict(values)
+            CacheConfig.from_dict(values)
 
 
 class TestValues:
@@ -162,15 +162,15 @@ class TestValues:
     )
     def test_whole_numbers(self, name, least):
         drops = {"method": "grace"}
-        assert getattr(PruningConfig(**drops, **{name: least}), name) == least
+        assert getattr(CacheConfig(**drops, **{name: least}), name) == least
         for wrong in (least - 1, least + 0.5, str(least), True, [least]):
             with pytest.raises(OptionError, match=rf"^{name}=.*: give an integer >= {least}"):
-                PruningConfig(**drops, **{name: wrong})
+                CacheConfig(**drops, **{name: wrong})
 
     @pytest.mark.parametrize("name", ["recent_window", "observation_window", "dense_layers", "seed"])
     def test_only_some_may_be_left_open(self, name):
         with pytest.raises(OptionError, match=f"{name}=None: give an integer >= [01]."):
-            PruningConfig(**{name: None})
+            CacheConfig(**{name: None})
 
     @pytest.mark.parametrize(
         ("name", "value", "says"),
@@ -203,16 +203,16 @@ class TestValues:
     )
     def test_wrong_ones_are_named_with_what_to_write(self, name, value, says):
         with pytest.raises(OptionError, match=says):
-            PruningConfig(**{"method": "grace", name: value})
+            CacheConfig(**{"method": "grace", name: value})
 
     def test_unknown_methods_are_told_at_once(self):
         with pytest.raises(UnknownSolverError, match=r"no method is called 'miess'.*mies"):
-            PruningConfig("miess")
+            CacheConfig("miess")
 
     def test_the_same_wrong_values_are_told_by_the_cache(self, tiny):
         for wrong in ({"options": 3}, {"seed": "x"}, {"evict": "snap"}, {"quantize": 4}, {"ratio": []}):
             with pytest.raises(OptionError, match=next(iter(wrong))):
-                PrunedKeyCache(tiny().config, **wrong)
+                CompressedCache(tiny().config, **wrong)
 
     @pytest.mark.parametrize("bad", [-0.1, 1.0, 1.5, float("nan"), "half", True, None])
     @pytest.mark.parametrize("layer", [0, 2])
@@ -220,31 +220,31 @@ class TestValues:
         ratios = [0.5, 0.5, 0.5]
         ratios[layer] = bad
         with pytest.raises(OptionError, match=f"layer {layer}: ratio={bad!r}: give a number"):
-            PruningConfig(ratio=ratios)
+            CacheConfig(ratio=ratios)
 
     @pytest.mark.parametrize("ratio", [0.25, [0.5, 0.5], DEFAULT_RATIO])
     def test_a_ratio_and_a_number_of_kept_channels_exclude_each_other(self, ratio):
         with pytest.raises(OptionError, match=r"ratio=.* and kept_channels=8: write one of the two"):
-            PruningConfig(ratio=ratio, kept_channels=8)
+            CacheConfig(ratio=ratio, kept_channels=8)
 
     def test_lists_become_tuples_and_options_a_copy(self):
         options = {"start": "think"}
-        config = PruningConfig("local_search", [0.25, 0], protect=[0, 0.1], options=options)
+        config = CacheConfig("local_search", [0.25, 0], protect=[0, 0.1], options=options)
         assert (config.ratio, config.protect) == ((0.25, 0.0), (0.0, 0.1))
-        assert config == PruningConfig("local_search", (0.25, 0), protect=(0, 0.1), options=dict(options))
+        assert config == CacheConfig("local_search", (0.25, 0), protect=(0, 0.1), options=dict(options))
         options["start"] = "mies"
         assert config.options == {"start": "think"}
 
     def test_frozen(self):
         with pytest.raises(dataclasses.FrozenInstanceError):
-            PruningConfig().ratio = 0.25
+            CacheConfig().ratio = 0.25
 
     def test_changing_what_to_dict_gave_changes_no_configuration(self):
-        config = PruningConfig("local_search", [0.25], options={"start": "think"})
+        config = CacheConfig("local_search", [0.25], options={"start": "think"})
         values = config.to_dict()
         values["options"]["start"] = "mies"
         values["ratio"].append(0.5)
-        assert config == PruningConfig("local_search", [0.25], options={"start": "think"})
+        assert config == CacheConfig("local_search", [0.25], options={"start": "think"})
 
 
 class TestRatioPerLayer:
@@ -273,7 +273,7 @@ class TestRatioPerLayer:
     @pytest.mark.parametrize("ratios", [[0.5], [0.5, 0.5, 0.5]])
     def test_another_number_of_layers_is_refused(self, ratios, tiny):
         with pytest.raises(OptionError, match=f"ratio has {len(ratios)} entries and the model 2 layers; write one num"):
-            PrunedKeyCache(tiny().config, "mies", ratios)
+            CompressedCache(tiny().config, "mies", ratios)
 
     def test_ratios_of_layers_that_are_not_pruned_are_ignored(self, tiny, prune, prompt):
         model = tiny("Qwen2", **MIXED)
@@ -303,12 +303,12 @@ class TestKeptChannels:
 
     def test_more_than_the_heads_have_are_refused(self, tiny):
         with pytest.raises(ProblemError, match="kept_channels=17: the heads have 16 channels; give at most 16"):
-            PrunedKeyCache(tiny().config, kept_channels=17)
+            CompressedCache(tiny().config, kept_channels=17)
 
     def test_fewer_than_protection_may_need_are_refused(self, tiny):
         with pytest.raises(ProblemError, match=r"kept_channels=1 prunes 15 of 16 .* raise kept_channels to at least 2"):
-            PrunedKeyCache(tiny().config, kept_channels=1)
-        assert PrunedKeyCache(tiny().config, kept_channels=2).prunable_layers == (0, 1)
+            CompressedCache(tiny().config, kept_channels=1)
+        assert CompressedCache(tiny().config, kept_channels=2).prunable_layers == (0, 1)
 
 
 class TestDenseLayers:
@@ -338,22 +338,22 @@ class TestDenseLayers:
     @pytest.mark.parametrize("count", [2, 3, 99])
     def test_all_of_them_is_refused(self, count, tiny):
         with pytest.raises(CacheError, match=f"dense_layers={count} leaves no layer .* can be pruned is 1"):
-            PrunedKeyCache(tiny().config, dense_layers=count)
+            CompressedCache(tiny().config, dense_layers=count)
 
     def test_all_layers_that_could_be_pruned_is_refused(self, tiny):
         model = tiny("Qwen2", **{**MIXED, "layer_types": ("full_attention", "sliding_attention")})
         with pytest.raises(CacheError, match=r"dense_layers=1 leaves no layer .* can be pruned is 0"):
-            PrunedKeyCache(model.config, dense_layers=1)
+            CompressedCache(model.config, dense_layers=1)
 
 
 class TestPruning:
     def test_gives_the_tokens_of_the_same_settings_one_by_one(self, tiny, prune, prompt, generate):
         model = tiny()
         given = {"ratio": [0.75, 0.25], "recent_window": 8, "observation_window": 6, "sink_tokens": 2}
-        cache = PrunedKeyCache(model.config, pruning=PruningConfig(**given))
+        cache = CompressedCache(model.config, pruning=CacheConfig(**given))
         tokens = generate(model, cache, prompt)
-        assert cache.pruning == PruningConfig(**given)
-        assert torch.equal(tokens, generate(model, PrunedKeyCache(model.config, **given), prompt))
+        assert cache.pruning == CacheConfig(**given)
+        assert torch.equal(tokens, generate(model, CompressedCache(model.config, **given), prompt))
         assert cache.layers[0].compressed.sink_keys.shape[2] == 2
 
     @pytest.mark.parametrize(
@@ -371,22 +371,22 @@ class TestPruning:
     )
     def test_together_with_other_settings_is_refused(self, extra, tiny):
         with pytest.raises(OptionError, match=f"pruning= already decides .* leave out {next(iter(extra))}"):
-            PrunedKeyCache(tiny().config, pruning=PruningConfig(), **extra)
+            CompressedCache(tiny().config, pruning=CacheConfig(), **extra)
 
     def test_names_all_that_would_be_ignored(self, tiny):
         with pytest.raises(OptionError, match="leave out ratio, sink_tokens"):
-            PrunedKeyCache(tiny().config, ratio=0.6, sink_tokens=2, pruning=PruningConfig())
+            CompressedCache(tiny().config, ratio=0.6, sink_tokens=2, pruning=CacheConfig())
 
     def test_of_another_type_is_refused(self, tiny):
-        with pytest.raises(OptionError, match=r"PruningConfig\.from_dict"):
-            PrunedKeyCache(tiny().config, pruning={"ratio": 0.5})
+        with pytest.raises(OptionError, match=r"CacheConfig\.from_dict"):
+            CompressedCache(tiny().config, pruning={"ratio": 0.5})
 
 
 def test_a_block_of_the_tail_that_fills_no_group():
     with pytest.raises(OptionError, match=r"tail_block=10 is not a multiple of group_size=32.*write tail_block=32"):
-        PruningConfig(tail_block=10, quantize=Quantization(keys=4))
+        CacheConfig(tail_block=10, quantize=Quantization(keys=4))
 
 
 def test_a_misspelt_setting_is_recognised(tiny):
     with pytest.raises(OptionError, match=r"a cache has no setting sink_token. For sink_token, write sink_tokens="):
-        PrunedKeyCache(tiny(), sink_token=3)
+        CompressedCache(tiny(), sink_token=3)

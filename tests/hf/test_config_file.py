@@ -8,13 +8,13 @@ import pytest
 from transformers import LlamaConfig, Qwen2Config
 
 from grace_opt.errors import GraceError, OptionError
-from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, SnapKV
+from grace_opt.hf import CacheConfig, CompressedCache, Quantization, SnapKV
 
 SETTINGS = [
-    PruningConfig(ratio=0.6, protect=(0.1, 0.2), sink_tokens=4),
-    PruningConfig(bits=2.25, basis="none"),
-    PruningConfig("local_search", options={"start": "think"}, dense_layers=1),
-    PruningConfig(ratio=0.0, quantize=Quantization(4, 2), evict=SnapKV(budget=99)),
+    CacheConfig(ratio=0.6, protect=(0.1, 0.2), sink_tokens=4),
+    CacheConfig(bits=2.25, basis="none"),
+    CacheConfig("local_search", options={"start": "think"}, dense_layers=1),
+    CacheConfig(ratio=0.0, quantize=Quantization(4, 2), evict=SnapKV(budget=99)),
 ]
 
 
@@ -23,32 +23,32 @@ def test_what_is_written_is_read(settings, tmp_path) -> None:
     path = tmp_path / "cache.json"
     text = settings.to_json(path, LlamaConfig())
     assert path.read_text() == text
-    assert PruningConfig.from_json(path) == PruningConfig.from_json(path, LlamaConfig()) == settings
+    assert CacheConfig.from_json(path) == CacheConfig.from_json(path, LlamaConfig()) == settings
     with pytest.raises(OptionError, match=r"another model \(model_type: file llama, model qwen2"):
-        PruningConfig.from_json(path, Qwen2Config())
+        CacheConfig.from_json(path, Qwen2Config())
     settings.to_json(path)  # for any model
-    assert PruningConfig.from_json(path, Qwen2Config()) == settings
+    assert CacheConfig.from_json(path, Qwen2Config()) == settings
 
 
 def test_a_cache_takes_the_name_of_a_file(tmp_path) -> None:
     path = tmp_path / "cache.json"
-    PruningConfig(ratio=0.4).to_json(path, LlamaConfig(num_hidden_layers=2))
-    assert PrunedKeyCache(LlamaConfig(num_hidden_layers=2), pruning=path).pruning.ratio == 0.4
+    CacheConfig(ratio=0.4).to_json(path, LlamaConfig(num_hidden_layers=2))
+    assert CompressedCache(LlamaConfig(num_hidden_layers=2), pruning=path).pruning.ratio == 0.4
     with pytest.raises(OptionError, match="num_hidden_layers: file 2, model 3"):
-        PrunedKeyCache(LlamaConfig(num_hidden_layers=3), pruning=str(path))
+        CompressedCache(LlamaConfig(num_hidden_layers=3), pruning=str(path))
     with pytest.raises(OptionError, match="already decides all settings; leave out ratio"):
-        PrunedKeyCache(LlamaConfig(num_hidden_layers=2), pruning=path, ratio=0.5)
+        CompressedCache(LlamaConfig(num_hidden_layers=2), pruning=path, ratio=0.5)
 
 
 def test_a_file_that_is_none_says_why(tmp_path) -> None:
     path = tmp_path / "cache.json"
     with pytest.raises(OptionError, match="there is no such file"):
-        PruningConfig.from_json(path)
+        CacheConfig.from_json(path)
     with pytest.raises(OptionError, match="it cannot be opened"):
-        PruningConfig.from_json(tmp_path)
-    whole = json.loads(PruningConfig().to_json(path))
+        CacheConfig.from_json(tmp_path)
+    whole = json.loads(CacheConfig().to_json(path))
     path.write_text(path.read_text(), encoding="utf-8-sig")  # as some editors do
-    assert PruningConfig.from_json(path) == PruningConfig()
+    assert CacheConfig.from_json(path) == CacheConfig()
     for text, message in (
         (path.read_text()[:-9], "it is not JSON"),
         ("[1]", "no file of cache settings"),
@@ -62,9 +62,9 @@ def test_a_file_that_is_none_says_why(tmp_path) -> None:
     ):
         path.write_text(text)
         with pytest.raises(GraceError, match=message):
-            PruningConfig.from_json(path)
+            CacheConfig.from_json(path)
     path.write_bytes(b"\xff")
     with pytest.raises(OptionError, match="it is not JSON"):
-        PruningConfig.from_json(path)
+        CacheConfig.from_json(path)
     with pytest.raises(OptionError, match="cannot write"):
-        PruningConfig().to_json(tmp_path / "none" / "cache.json")
+        CacheConfig().to_json(tmp_path / "none" / "cache.json")

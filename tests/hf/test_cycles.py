@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from grace_opt.errors import CacheError
-from grace_opt.hf import attach, calibrate_basis, capture
+from grace_opt.hf import attach, calibrate_basis, capture_attention
 from tests.hf.conftest import OBSERVED, RECENT, SIZES
 
 if not hasattr(transformers, "HrmTextConfig"):
@@ -49,4 +49,4 @@ def test_capture_refuses_layers_that_attend_several_times(layers, prompt) -> Non
     """Which of the calls is meant, nobody can say: the last one was returned, as if it were the layer's only one."""
     model = transformers.HrmTextForCausalLM(transformers.HrmTextConfig(**SIZES)).eval()
     with pytest.raises(CacheError, match=r"layers \[0, 1\] of HrmTextForCausalLM attend several times in one pass"):
-        capture(model, prompt, layers=layers)
+        capture_attention(model, prompt, layers=layers)

@@ -20,8 +20,8 @@ from transformers import DynamicCache
 
 import grace_opt
 from grace_opt.hf import (
+    CompressedCache,
     GraphEviction,
-    PrunedKeyCache,
     Quantization,
     SnapKV,
     TopTokens,
@@ -103,10 +103,10 @@ def fed(cache):
 def cache_of(name, folder):
     """What a cache of these settings answers and holds, and again after it was saved."""
     settings = CACHES[name]
-    cache = PrunedKeyCache(model(), **WINDOWS, **settings)
+    cache = CompressedCache(model(), **WINDOWS, **settings)
     logits = fed(cache)
     cache.save(folder / "cache")
-    loaded = PrunedKeyCache.load(folder / "cache", model())
+    loaded = CompressedCache.load(folder / "cache", model())
     cache.batch_repeat_interleave(2)
     cache.batch_select_indices(torch.tensor([3, 0], dtype=torch.int64, device="cpu"))
     with torch.no_grad():
@@ -126,16 +126,16 @@ def others(folder):
     basis.save(folder / "basis")
     found = {}
     for name, cache in (
-        ("basis", PrunedKeyCache(model(), bits=2.25, basis=folder / "basis")),
-        ("masks", PrunedKeyCache(model(), masks=masks, **WINDOWS)),
-        ("learned", PrunedKeyCache(model(), masks=learned, **WINDOWS)),
+        ("basis", CompressedCache(model(), bits=2.25, basis=folder / "basis")),
+        ("masks", CompressedCache(model(), masks=masks, **WINDOWS)),
+        ("learned", CompressedCache(model(), masks=learned, **WINDOWS)),
     ):
         found[name] = digest(fed(cache), str(cache.memory_report()))
     found["losses"] = digest(losses.losses)
     found["static"] = digest(list(load_file(folder / "static").values()), static.bits)
     with attach(model(), ratio=0.5, **WINDOWS) as attached:
         said = model().generate(tokens(1, 60), max_new_tokens=4, do_sample=False, pad_token_id=0)
-    cache, dense = PrunedKeyCache(model(), ratio=0.5, **WINDOWS), DynamicCache(config=model().config)
+    cache, dense = CompressedCache(model(), ratio=0.5, **WINDOWS), DynamicCache(config=model().config)
     with torch.no_grad():
         for each in (cache, dense):
             model()(tokens(1, 60), past_key_values=each)

@@ -12,7 +12,7 @@ import grace_opt
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import CacheError, GraceError, MaskError, OptionError, ProblemError, UnknownSolverError
-from grace_opt.hf import PrunedKeyCache, SnapKV
+from grace_opt.hf import CompressedCache, SnapKV
 from grace_opt.hf.compression import compress
 
 
@@ -92,7 +92,7 @@ class TestInterrupted:
     def test_in_a_step(self, new, settings, tiny, prune, prompt, continuation, step, tmp_path):
         model = tiny(num_hidden_layers=3)
         prompt, continuation = prompt.repeat(1, 4), continuation[:, :3]
-        cache = PrunedKeyCache(model, **settings) if "bits" in settings else prune(model, **settings)
+        cache = CompressedCache(model, **settings) if "bits" in settings else prune(model, **settings)
         expected = step(model, cache, prompt, continuation)
         length = prompt.shape[1] + continuation.shape[1]
         self.interrupt(model, continuation[:, :new], cache)
@@ -141,7 +141,7 @@ class TestInterrupted:
                 raise error
             return compress(plan, *given)
 
-        cache = PrunedKeyCache(model, **settings) if "bits" in settings else prune(model, **settings)
+        cache = CompressedCache(model, **settings) if "bits" in settings else prune(model, **settings)
         with monkeypatch.context() as patch:
             patch.setattr("grace_opt.hf.layer.compress", stop)
             with pytest.raises(error), torch.no_grad():
@@ -226,27 +226,27 @@ class TestArguments:
     @pytest.mark.parametrize("ratio", [-0.1, 1.0, 1.5, float("nan"), "half", True])
     def test_ratio_out_of_range(self, ratio, tiny):
         with pytest.raises(OptionError, match="ratio"):
-            PrunedKeyCache(tiny().config, "mies", ratio)
+            CompressedCache(tiny().config, "mies", ratio)
 
     def test_ratio_that_protection_does_not_leave(self, tiny):
         with pytest.raises(ProblemError, match="lower ratio"):
-            PrunedKeyCache(tiny().config, "grace", 0.95)
+            CompressedCache(tiny().config, "grace", 0.95)
 
     @pytest.mark.parametrize("name", ["recent_window", "observation_window"])
     @pytest.mark.parametrize("value", [-1, 1.5, "32", None, True])
     def test_windows(self, name, value, tiny):
         with pytest.raises(OptionError, match=f"{name}=.*: give an integer >= "):
-            PrunedKeyCache(tiny().config, ratio=0.3, **{name: value})
+            CompressedCache(tiny().config, ratio=0.3, **{name: value})
 
     def test_an_observation_window_of_nothing(self, tiny):
         with pytest.raises(OptionError, match="observation_window=0: give an integer >= 1"):
-            PrunedKeyCache(tiny().config, ratio=0.3, observation_window=0)
+            CompressedCache(tiny().config, ratio=0.3, observation_window=0)
 
     def test_unknown_method_and_option(self, tiny):
         with pytest.raises(UnknownSolverError, match="mies"):
-            PrunedKeyCache(tiny().config, "miess")
+            CompressedCache(tiny().config, "miess")
         with pytest.raises(OptionError, match="no_such_option"):
-            PrunedKeyCache(tiny().config, "mies", no_such_option=1)
+            CompressedCache(tiny().config, "mies", no_such_option=1)
 
     @pytest.mark.parametrize(
         "extra",
@@ -255,46 +255,46 @@ class TestArguments:
     def test_a_provider_and_what_it_already_decides(self, extra, tiny):
         method = {"method": "local_search"} if "start" in extra else {}
         with pytest.raises(OptionError, match=f"provider= already decides .* leave out .*{next(iter(extra))}"):
-            PrunedKeyCache(tiny().config, provider=MaskProvider("mies"), **method, **extra)
+            CompressedCache(tiny().config, provider=MaskProvider("mies"), **method, **extra)
 
     def test_a_provider_and_masks(self, tiny):
         masks = ChannelMask(torch.zeros(2, 2, 16, dtype=torch.bool))
         with pytest.raises(OptionError, match="leave out masks"):
-            PrunedKeyCache(tiny().config, provider=MaskProvider("mies"), masks=masks)
+            CompressedCache(tiny().config, provider=MaskProvider("mies"), masks=masks)
 
     def test_neither_a_model_nor_its_configuration(self):
         with pytest.raises(
             OptionError,
-            match=r"must be a transformers model, not str; write PrunedKeyCache\(model, \.\.\.\) with model =",
+            match=r"must be a transformers model, not str; write CompressedCache\(model, \.\.\.\) with model =",
         ):
-            PrunedKeyCache("a-model")
-        with pytest.raises(OptionError, match=r"model or its configuration, not int; write PrunedKeyCache\(model"):
-            PrunedKeyCache(3)
+            CompressedCache("a-model")
+        with pytest.raises(OptionError, match=r"model or its configuration, not int; write CompressedCache\(model"):
+            CompressedCache(3)
 
     def test_all_of_them_are_grace_errors(self, tiny):
         with pytest.raises(GraceError):
-            PrunedKeyCache(tiny().config, "mies", 7)
+            CompressedCache(tiny().config, "mies", 7)
 
 
 class TestModels:
     def test_with_a_cache_of_its_own(self, tiny):
         model = tiny("MiniMax", num_experts_per_tok=1, num_local_experts=1)
-        for make in (PrunedKeyCache, grace_opt.hf.attach):
+        for make in (CompressedCache, grace_opt.hf.attach):
             with pytest.raises(CacheError, match=r"minimax has (a kind of cache of its own|layers with states)"):
                 make(model)
 
     def test_nothing_but_sliding_layers(self, tiny):
         model = tiny("Mistral", sliding_window=16)
         with pytest.raises(CacheError, match=r"mistral has no full-attention layer .* only DynamicSlidingWindowLayer"):
-            PrunedKeyCache(model.config)
+            CompressedCache(model.config)
 
     def test_no_attention_at_all(self):
         with pytest.raises(CacheError, match=r"mamba has no .* only layers without attention heads; use"):
-            PrunedKeyCache(MambaConfig(num_hidden_layers=2, hidden_size=16))
+            CompressedCache(MambaConfig(num_hidden_layers=2, hidden_size=16))
 
     def test_encoder_decoder(self):
         with pytest.raises(CacheError, match="decoder-only"):
-            PrunedKeyCache(T5Config(num_layers=1, d_model=16, num_heads=2))
+            CompressedCache(T5Config(num_layers=1, d_model=16, num_heads=2))
 
     def test_more_layers_than_the_cache(self, tiny, prune, prompt):
         cache = prune(tiny(num_hidden_layers=1))
@@ -401,4 +401,4 @@ def test_importing_the_adapter_registers_and_changes_nothing_else():
         assert name in AttentionInterface()
         assert name in AttentionMaskInterface()
         assert "flash" not in name
-    assert grace_opt.hf.PrunedKeyCache is PrunedKeyCache
+    assert grace_opt.hf.CompressedCache is CompressedCache

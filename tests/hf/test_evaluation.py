@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from grace_opt.errors import EvaluationError, GraceError
-from grace_opt.hf import H2O, PrunedKeyCache, Quantization, SnapKV
+from grace_opt.hf import H2O, CompressedCache, Quantization, SnapKV
 from grace_opt.hf.evaluation import (
     ask,
     compare_predictions,
@@ -29,10 +29,10 @@ def prompt(length: int = TOKENS) -> torch.Tensor:
     return torch.randint(2, 97, (1, length), generator=torch.Generator().manual_seed(0))
 
 
-def filled(model, length: int = TOKENS, **settings) -> PrunedKeyCache:
+def filled(model, length: int = TOKENS, **settings) -> CompressedCache:
     """A cache after a prompt."""
     model.set_attn_implementation("grace_sdpa")
-    cache = PrunedKeyCache(model, recent_window=WINDOW, **settings)
+    cache = CompressedCache(model, recent_window=WINDOW, **settings)
     with torch.no_grad():
         model(prompt(length), past_key_values=cache)
     return cache
@@ -177,7 +177,9 @@ def test_bits_of_all_tokens_are_those_of_the_report_of_a_model_in_16_bits(settin
 def test_share_is_that_of_a_dense_cache_of_a_model_in_16_bits(settings: dict, padding: int) -> None:
     model = copy.deepcopy(build("Llama")).to(torch.bfloat16)
     model.set_attn_implementation("grace_sdpa")
-    cache = PrunedKeyCache(model, recent_window=WINDOW, **({"basis": "none"} if "bits" in settings else {}), **settings)
+    cache = CompressedCache(
+        model, recent_window=WINDOW, **({"basis": "none"} if "bits" in settings else {}), **settings
+    )
     ids, mask = torch.cat([prompt(400)] * 2), torch.ones(2, 400, dtype=torch.long)
     mask[1, :padding] = 0
     with torch.no_grad():
@@ -193,7 +195,7 @@ def test_share_is_that_of_a_dense_cache_of_a_model_in_16_bits(settings: dict, pa
         assert found.bits == pytest.approx(report.bits)
 
 
-def _class_bytes(cache: PrunedKeyCache) -> int:
+def _class_bytes(cache: CompressedCache) -> int:
     """Bytes of classes, which the report has among the coded bytes and among the indices."""
     return sum(layer.compressed.sizes()["classes"] for layer in cache.layers)
 
@@ -232,7 +234,7 @@ def test_what_are_no_tokens_no_log_probabilities_or_no_cache_is_named() -> None:
         ):
             with pytest.raises(EvaluationError, match="give"):
                 call(wrong)
-    for empty in (None, DynamicCache, DynamicCache(config=model.config), PrunedKeyCache(model, ratio=0.5), ()):
+    for empty in (None, DynamicCache, DynamicCache(config=model.config), CompressedCache(model, ratio=0.5), ()):
         with pytest.raises(EvaluationError, match="holds no tokens"):
             ask(model, empty, given, given)
     for following in ([0, 1], torch.tensor([0, -100]), torch.tensor([0, 5]), torch.tensor([0.0, 1.0]), None):
@@ -263,13 +265,13 @@ def test_what_is_not_compressed_is_refused() -> None:
     for cache in (
         filled(model, 20, ratio=0.5),  # all of it recent
         filled(model, 20, bits=2, basis="none"),
-        PrunedKeyCache(model, ratio=0.5),
+        CompressedCache(model, ratio=0.5),
     ):
         with pytest.raises(EvaluationError, match="this cache is dense"):
             stored_bits(cache)
     with pytest.raises(EvaluationError, match=r"16\.\d+ bits per element: this cache was not compressed"):
         stored_bits(filled(model, method="think", ratio=0.0))
-    with pytest.raises(EvaluationError, match="DynamicCache is no PrunedKeyCache"):
+    with pytest.raises(EvaluationError, match="DynamicCache is no CompressedCache"):
         stored_bits(DynamicCache(config=model.config))
     for given, message in (
         ((3200, 3200, (100, 100), 200), "32 bits per element"),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grace_opt.errors import OptionError, ProblemError
-from grace_opt.hf import PruningConfig
+from grace_opt.hf import CacheConfig
 from grace_opt.hf import attention_received as received
 from grace_opt.hf.eviction import H2O, PyramidKV, SnapKV, StreamingLLM
 from grace_opt.hf.eviction_names import eviction_from_dict, eviction_named, eviction_to_dict
@@ -334,14 +334,14 @@ def test_a_share_leaves_what_stays_dense_and_one_group_more():
 )
 def test_names_stand_for_the_defaults(name, means):
     assert eviction_named(name) == means
-    assert PruningConfig(evict=name).evict == means
-    assert PruningConfig.from_dict(json.loads(json.dumps(PruningConfig(evict=name).to_dict()))).evict == means
+    assert CacheConfig(evict=name).evict == means
+    assert CacheConfig.from_dict(json.loads(json.dumps(CacheConfig(evict=name).to_dict()))).evict == means
 
 
 @pytest.mark.parametrize(("name", "near"), [("snapvk", "snapkv"), ("streaming", "streaming_llm"), ("xyz", None)])
 def test_unknown_names_suggest_the_nearest(name, near):
     with pytest.raises(OptionError, match=f"^evict='{name}': write one of 'snapkv', 'pyramidkv', 'h2o'") as raised:
-        PruningConfig(evict=name)
+        CacheConfig(evict=name)
     assert ("Did you mean" in str(raised.value)) == (near is not None)
     assert str(raised.value).endswith("SnapKV(budget=0.25)" if near is None else f"Did you mean '{near}'?")
 
@@ -394,7 +394,7 @@ def test_bad_options(make, message):
         make()
 
 
-@pytest.mark.parametrize("read", [eviction_from_dict, lambda values: PruningConfig(evict=values)])
+@pytest.mark.parametrize("read", [eviction_from_dict, lambda values: CacheConfig(evict=values)])
 def test_a_message_has_no_thousand_losses(read):
     with pytest.raises(OptionError) as caught:
         read({"name": "layer_budget", "evict": {"name": "h2o"}, "losses": {"losses": [[0.25] * 9] * 30}})

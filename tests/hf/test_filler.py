@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grace_opt.errors import CacheError
-from grace_opt.hf import PrunedKeyCache, attach
+from grace_opt.hf import CompressedCache, attach
 from tests.hf.conftest import RECENT, build
 
 SETTINGS = {"pruned": {"ratio": 0.3}, "coded": {"bits": 4, "basis": "none"}, "dense": {"ratio": 0}}
@@ -37,7 +37,7 @@ def long():
 @pytest.fixture(params=SETTINGS.values(), ids=SETTINGS)
 def filled(request, model, long):
     """A cache that knows only the configuration of its model, which has read a prompt into it."""
-    cache = PrunedKeyCache(model.config, recent_window=RECENT, **request.param)
+    cache = CompressedCache(model.config, recent_window=RECENT, **request.param)
     with torch.no_grad():
         model(long, past_key_values=cache)
     return cache
@@ -69,7 +69,7 @@ def test_a_copy_of_the_model_goes_on(filled, model, long):
 def test_models_are_not_kept_alive(long):
     model = copy.deepcopy(build("Llama"))
     model.set_attn_implementation("grace_sdpa")
-    cache = PrunedKeyCache(model.config, "grace")
+    cache = CompressedCache(model.config, "grace")
     with torch.no_grad():
         model(long, past_key_values=cache)
     assert cache.layers[0]._filler._module() is not None
@@ -85,7 +85,7 @@ def test_attach_refuses_a_cache_of_another_model_before_anything_is_appended(loa
     cache = attached.cache
     if loaded:
         cache.save(tmp_path / "cache.safetensors")
-        cache = PrunedKeyCache.load(tmp_path / "cache.safetensors", model)
+        cache = CompressedCache.load(tmp_path / "cache.safetensors", model)
     length, other = cache.get_seq_length(), tuned(model)
     longer = torch.cat([long, long], dim=1)
     with (

@@ -11,7 +11,7 @@ import transformers
 from transformers import DynamicCache, LlamaConfig, cache_utils
 
 from grace_opt.errors import CacheError
-from grace_opt.hf import PrunedKeyCache, Quantization, SnapKV, saving
+from grace_opt.hf import CompressedCache, Quantization, SnapKV, saving
 from grace_opt.hf.foreign_layers import states_of
 from grace_opt.hf.in_step import InStep
 from grace_opt.hf.report import storages
@@ -57,7 +57,7 @@ def logits(model, cache, ids):
 
 @torch.no_grad()
 def filled(model, ids, **settings):
-    cache = PrunedKeyCache(model, **(settings or WINDOWS))
+    cache = CompressedCache(model, **(settings or WINDOWS))
     model(ids, past_key_values=cache)
     return cache
 
@@ -65,7 +65,7 @@ def filled(model, ids, **settings):
 def with_layers(*layers):
     """A cache with these layers and one of ours."""
     config = LlamaConfig(num_hidden_layers=len(layers) + 1)
-    cache = PrunedKeyCache(config, ratio=0.3, dense_layers=len(layers))
+    cache = CompressedCache(config, ratio=0.3, dense_layers=len(layers))
     cache.layers[: len(layers)] = layers
     cache._in_step = InStep(cache.layers, config)
     return cache
@@ -81,7 +81,7 @@ class TestHybrids:
         cache = filled(model, tokens(2, 200), **settings)
         logits(model, cache, later[:, :3])
         cache.save(tmp_path / "cache")
-        loaded = PrunedKeyCache.load(tmp_path / "cache", model)
+        loaded = CompressedCache.load(tmp_path / "cache", model)
         assert [states_of(layer).keys() for layer in loaded.layers] == [states_of(x).keys() for x in cache.layers]
         assert any(states_of(layer) for layer in loaded.layers)
         assert torch.equal(logits(model, loaded, later[:, 3:]), logits(model, cache, later[:, 3:]))
@@ -123,7 +123,7 @@ def test_states_are_counted_by_the_report(name):
 @needs_states
 def test_more_inputs_of_convolutions_than_the_next_step_needs_are_not_saved(tmp_path):
     model = hybrid("Lfm2")
-    cache = PrunedKeyCache(model, **WINDOWS, prompt_length=200)
+    cache = CompressedCache(model, **WINDOWS, prompt_length=200)
     if not hasattr(cache.layers[0], "activate_past_recording"):
         pytest.skip("this version of transformers never keeps more")
     cache.activate_past_recording()
@@ -133,7 +133,7 @@ def test_more_inputs_of_convolutions_than_the_next_step_needs_are_not_saved(tmp_
     assert cache.layers[0].conv_states[0].shape[-1] > size
     assert {state.shape[-1] for layer in cache.layers for state in states_of(layer).values()} == {size}
     cache.save(tmp_path / "cache")
-    loaded = PrunedKeyCache.load(tmp_path / "cache", model)
+    loaded = CompressedCache.load(tmp_path / "cache", model)
     cache.crop(0)
     assert torch.equal(logits(model, loaded, later), logits(model, cache, later))
 
@@ -144,7 +144,7 @@ def test_states_that_were_reset_are_none(tmp_path):
     cache = filled(model, tokens(2, 40))
     cache.reset()
     cache.save(tmp_path / "cache")
-    loaded = PrunedKeyCache.load(tmp_path / "cache", model)
+    loaded = CompressedCache.load(tmp_path / "cache", model)
     assert not any(states_of(layer) for layer in (*cache.layers, *loaded.layers))
     found, expected = (logits(model, each, tokens(2, 5, seed=3)) for each in (loaded, cache))
     assert torch.equal(found, expected)
@@ -164,13 +164,13 @@ def test_damaged_states_are_told_at_loading(name, tmp_path):
             rest = {each: tensor for each, tensor in tensors.items() if each != key}
             saving.FILE_FORMAT.write(path, rest if other is None else {**rest, key: other}, about)
             with pytest.raises(CacheError, match=r"layer 0|layers of the file differ"):
-                PrunedKeyCache.load(path, model)
+                CompressedCache.load(path, model)
     described = about["layers"][0]
     for states in (None, [], [3], ["keys"], ["conv_states.1"], [*described["states"], "conv_states.7"], {"a": 1}):
         changed = [{**described, "states": states}, *about["layers"][1:]]
         saving.FILE_FORMAT.write(path, tensors, {**about, "layers": changed})
         with pytest.raises(CacheError, match="layer 0"):
-            PrunedKeyCache.load(path, model)
+            CompressedCache.load(path, model)
 
 
 @needs_states
@@ -178,7 +178,7 @@ def test_a_convolution_that_may_be_cropped_is_saved_and_cropped(tmp_path):
     """As assisted decoding does: more inputs are kept than the next step needs, and fewer in a short prompt."""
     model, later = hybrid("Lfm2"), tokens(1, 6, seed=1)
     for length in (2, 40):
-        cache, plain = (PrunedKeyCache(model, prompt_length=length, **WINDOWS) for _ in range(2))
+        cache, plain = (CompressedCache(model, prompt_length=length, **WINDOWS) for _ in range(2))
         cache.activate_past_recording()
         if not getattr(cache.layers[0], "record_past", False):
             pytest.skip("this transformers crops no convolution")
@@ -190,7 +190,7 @@ def test_a_convolution_that_may_be_cropped_is_saved_and_cropped(tmp_path):
         cache.crop(-2)
         logits(model, plain, later[:, :2])
         cache.save(tmp_path / "cache")
-        loaded = PrunedKeyCache.load(tmp_path / "cache", model)
+        loaded = CompressedCache.load(tmp_path / "cache", model)
         assert loaded.get_seq_length() == length + 2
         found, expected = (logits(model, each, later[:, 2:]) for each in (loaded, plain))
         assert torch.allclose(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
@@ -286,7 +286,7 @@ class TestWindows:
     @pytest.mark.parametrize("chunks", [1, 3])
     def test_are_small_after_the_prompt(self, chunks, settings, model, tmp_path):
         ids, later = tokens(2, 240), tokens(2, 15, seed=1)
-        cache = PrunedKeyCache(model, prompt_length=240, **settings)
+        cache = CompressedCache(model, prompt_length=240, **settings)
         reference = DynamicCache(config=model.config)
         with torch.no_grad():
             for part in ids.chunk(chunks, dim=1):
@@ -300,19 +300,19 @@ class TestWindows:
         for number in (0, 2):
             assert torch.equal(cache.layers[number].keys, reference.layers[number].keys)
         cache.save(tmp_path / "cache")
-        loaded = PrunedKeyCache.load(tmp_path / "cache", model)
+        loaded = CompressedCache.load(tmp_path / "cache", model)
         assert torch.equal(logits(model, loaded, later), logits(model, cache, later))
 
     def test_that_may_be_cropped_are_saved_as_what_the_next_token_needs(self, model, tmp_path):
         later = tokens(1, 4, seed=1)
-        cache = PrunedKeyCache(model, prompt_length=40, **WINDOWS)
+        cache = CompressedCache(model, prompt_length=40, **WINDOWS)
         if not hasattr(cache, "activate_past_recording"):
             pytest.skip("this transformers crops no full window")
         cache.activate_past_recording()
         with torch.no_grad():
             model(tokens(1, 40), past_key_values=cache)
         cache.save(tmp_path / "cache")
-        loaded = PrunedKeyCache.load(tmp_path / "cache", model)
+        loaded = CompressedCache.load(tmp_path / "cache", model)
         assert loaded.layers[0].keys.shape[2] == 11
         assert torch.equal(logits(model, loaded, later), logits(model, cache, later))
 

@@ -17,7 +17,7 @@ import transformers
 from transformers import DynamicCache
 
 from grace_opt.errors import OptionError
-from grace_opt.hf import PrunedKeyCache, SnapKV, attach
+from grace_opt.hf import CompressedCache, SnapKV, attach
 from grace_opt.hf.given_cache import GivenCache
 from tests.hf.conftest import OBSERVED, RECENT, SIZES
 from tests.hf.every_family import tiny as tiny_family
@@ -206,7 +206,7 @@ def test_a_conversation_that_crosses_the_limit_goes_on_with_its_cache(turn, mode
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cache_passed_by_hand_in_the_block_stays_too(kind, where, ids, quiet):
     model = switching(kind, where=where)
-    cache = PrunedKeyCache(model, ratio=0.0, **WINDOWS)
+    cache = CompressedCache(model, ratio=0.0, **WINDOWS)
     texts = ids[:, PROMPTS[where]]
     with attach(model, ratio=0.5, **WINDOWS):
         assert torch.equal(said(model, texts, past_key_values=cache), said(model, texts, use_cache=False))
@@ -290,7 +290,7 @@ def test_a_model_that_forgets_its_text(kind, ids):
 def test_embeddings_count_although_no_output_has_them(tiny, ids):
     """A model that drops its cache after 60 of them and some tokens is found out by as many as are missing."""
     model = tiny(attention="grace_sdpa")
-    cache = PrunedKeyCache(model, ratio=0.0, **WINDOWS)
+    cache = CompressedCache(model, ratio=0.0, **WINDOWS)
     model(inputs_embeds=model.get_input_embeddings()(ids[:1]).detach(), past_key_values=cache)
     call = GivenCache(model, cache, 60, unsaid=60)
     assert call.check(torch.zeros(1, 1), whole=True) is None
@@ -319,7 +319,7 @@ def test_a_cache_beside_use_cache_false_is_refused(tiny, prompt):
     """transformers would store the whole text again in every step."""
     model = tiny(attention="sdpa")
     with attach(model, "grace", **WINDOWS):
-        cache = PrunedKeyCache(model, "grace", **WINDOWS)
+        cache = CompressedCache(model, "grace", **WINDOWS)
         with pytest.raises(OptionError, match=r"use_cache=False beside past_key_values: .* leave out one of them"):
             model.generate(prompt, past_key_values=cache, use_cache=False)
 

@@ -12,7 +12,7 @@ import torch
 
 from grace_opt.attention.tokens import formed
 from grace_opt.errors import OptionError, ProblemError
-from grace_opt.hf import GraphEviction, PruningConfig, attach
+from grace_opt.hf import CacheConfig, GraphEviction, attach
 from grace_opt.hf.eviction_names import eviction_from_dict, eviction_named, eviction_to_dict
 from grace_opt.hf.kept_tokens import kept_tokens
 from grace_opt.hf.models import load_pocket
@@ -171,9 +171,9 @@ def test_in_a_cache_it_keeps_the_budget_and_comes_back_from_a_file(budget):
         model.generate(**inputs, max_new_tokens=2, do_sample=False)
     layer, length = attached.cache.layers[0], inputs.input_ids.shape[1]
     assert layer.pruned_length + layer.plan.config.recent_window == evict.count(length)
-    config = PruningConfig.from_dict(json.loads(json.dumps(PruningConfig(evict=evict).to_dict())))
+    config = CacheConfig.from_dict(json.loads(json.dumps(CacheConfig(evict=evict).to_dict())))
     assert config.evict == evict
-    assert PruningConfig(evict="graph").evict == eviction_named("Graph") == GraphEviction()
+    assert CacheConfig(evict="graph").evict == eviction_named("Graph") == GraphEviction()
     assert eviction_from_dict(eviction_to_dict(evict)) == evict
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache
 
 from grace_opt.errors import CacheError
-from grace_opt.hf import PrunedKeyCache, Quantization, SnapKV, attach
+from grace_opt.hf import CompressedCache, Quantization, SnapKV, attach
 from grace_opt.hf.attention_received import attention_received
 from grace_opt.hf.pruned_attention import pruned_attention
 from grace_opt.hf.storage import Compressed
@@ -189,7 +189,7 @@ def test_float32_is_multiplied_as_it_ever_was():
 )
 def test_a_prompt_under_autocast_is_not_continued_without(settings, tiny, ids):
     model = tiny("llama", vocab_size=128)  # whose rotated keys are float32 in both
-    cache = PrunedKeyCache(model, recent_window=8, **settings)
+    cache = CompressedCache(model, recent_window=8, **settings)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         model(ids, past_key_values=cache)
         model(ids[:, :1], past_key_values=cache)
@@ -203,7 +203,7 @@ def test_a_prompt_under_autocast_is_not_continued_without(settings, tiny, ids):
 def test_a_prompt_without_autocast_is_continued_under_it(tiny, ids):
     model = tiny("llama", vocab_size=128)
     logits = []
-    for cache in (PrunedKeyCache(model, ratio=0.0, recent_window=8), DynamicCache(config=model.config)):
+    for cache in (CompressedCache(model, ratio=0.0, recent_window=8), DynamicCache(config=model.config)):
         with torch.no_grad():
             model(ids, past_key_values=cache)
             with torch.autocast("cpu", dtype=torch.bfloat16):

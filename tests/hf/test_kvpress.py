@@ -48,7 +48,7 @@ def zeroed(cache):
 
 def captured(model, prompt):
     """Post-RoPE queries and keys of every layer, as the attention saw them."""
-    return list(grace_opt.hf.capture(model, prompt).values())
+    return list(grace_opt.hf.capture_attention(model, prompt).values())
 
 
 class Noted(kvpress.BasePress):

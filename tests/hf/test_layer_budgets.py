@@ -17,18 +17,18 @@ from transformers import cache_utils
 from grace_opt.errors import CacheError, CalibrationError, OptionError
 from grace_opt.hf import (
     H2O,
+    CacheConfig,
+    CompressedCache,
     GraphEviction,
     LayerBudgets,
     LayerLosses,
-    PrunedKeyCache,
-    PruningConfig,
     PyramidKV,
     SnapKV,
     StreamingLLM,
     attach,
     attention_implementation,
     calibrate_eviction,
-    capture,
+    capture_attention,
     layer_budgets,
 )
 from grace_opt.hf.attention import register
@@ -322,12 +322,12 @@ EVICTIONS = [
 def test_each_layer_keeps_its_share_and_chooses_as_with_that_budget(evict, pocket, text):
     model, divided = pocket[0], LayerBudgets(evict, LOSSES)
     with attention_implementation(model, "grace_sdpa"):
-        cache = PrunedKeyCache(model, ratio=0.0, recent_window=8, evict=divided)
+        cache = CompressedCache(model, ratio=0.0, recent_window=8, evict=divided)
         model(text[:, :240], past_key_values=cache)
         counts = [divided.tokens(layer, 3, 240, least=9) for layer in range(3)]
         assert counts[0] > counts[2] > counts[1]
         for layer, count in enumerate(counts):
-            alone = PrunedKeyCache(model, ratio=0.0, recent_window=8, evict=divided.keeping(count))
+            alone = CompressedCache(model, ratio=0.0, recent_window=8, evict=divided.keeping(count))
             model(text[:, :240], past_key_values=alone)
             found, expected = cache.layers[layer].compressed, alone.layers[layer].compressed
             assert found.stored == count - 8
@@ -337,11 +337,11 @@ def test_each_layer_keeps_its_share_and_chooses_as_with_that_budget(evict, pocke
 
 def test_no_layer_keeps_less_than_stays_dense(pocket, text):
     with attention_implementation(pocket[0], "grace_sdpa"):
-        cache = PrunedKeyCache(pocket[0], ratio=0.0, recent_window=20, evict=LayerBudgets(SnapKV(30, 4), LOSSES))
+        cache = CompressedCache(pocket[0], ratio=0.0, recent_window=20, evict=LayerBudgets(SnapKV(30, 4), LOSSES))
         pocket[0](text[:, :240], past_key_values=cache)
     assert [layer.compressed.stored for layer in cache.layers][1] == 1
     with pytest.raises(OptionError, match="nothing would be left to prune"):
-        PrunedKeyCache(pocket[0], recent_window=40, evict=LayerBudgets(SnapKV(30, 4), LOSSES))
+        CompressedCache(pocket[0], recent_window=40, evict=LayerBudgets(SnapKV(30, 4), LOSSES))
 
 
 def test_with_bits_and_in_a_padded_batch(pocket, text):
@@ -357,14 +357,14 @@ def test_with_bits_and_in_a_padded_batch(pocket, text):
 def test_goes_into_json_and_saved_caches_and_back(pocket, text, tmp_path):
     evict = LayerBudgets(GraphEviction(budget=0.25), LOSSES)
     assert eviction_from_dict(json.loads(json.dumps(eviction_to_dict(evict)))) == evict
-    config = PruningConfig(ratio=0.0, evict=evict)
-    assert PruningConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    config = CacheConfig(ratio=0.0, evict=evict)
+    assert CacheConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert hash(config) == hash(copy.deepcopy(config))
     with attention_implementation(pocket[0], "grace_sdpa"):
-        cache = PrunedKeyCache(pocket[0], ratio=0.0, evict=evict)
+        cache = CompressedCache(pocket[0], ratio=0.0, evict=evict)
         pocket[0](text[:, :240], past_key_values=cache)
         cache.save(tmp_path / "cache.safetensors")
-        again = PrunedKeyCache.load(tmp_path / "cache.safetensors", pocket[0])
+        again = CompressedCache.load(tmp_path / "cache.safetensors", pocket[0])
     assert again.pruning.evict == evict
     assert [one.compressed.stored for one in again.layers] == [one.compressed.stored for one in cache.layers]
 
@@ -394,10 +394,10 @@ def test_losses_of_another_model_are_refused(pocket):
         (LayerLosses((0,), SHARES, ((1.0,) * 3,), {"weights": "0"}), "the weights differ"),
     ):
         with pytest.raises(CalibrationError, match=words):
-            PrunedKeyCache(model, evict=LayerBudgets(SnapKV(), losses))
+            CompressedCache(model, evict=LayerBudgets(SnapKV(), losses))
         with pytest.raises(CalibrationError, match=words):
             losses.check_model(model)
-    PrunedKeyCache(
+    CompressedCache(
         model.config, evict=LayerBudgets(SnapKV(), LayerLosses((0,), SHARES, ((1.0,) * 3,), {"weights": "0"}))
     )
 
@@ -443,7 +443,7 @@ def test_losses_are_those_of_one_layer_that_evicts_while_the_model_reads(pocket,
     with torch.no_grad(), attention_implementation(model, "grace_sdpa"):
 
         def fed(**settings):
-            cache = PrunedKeyCache(model, ratio=0.0, **settings)
+            cache = CompressedCache(model, ratio=0.0, **settings)
             model(read[:, :-later], past_key_values=cache)
             return next_token_log_probs(model, cache, read[:, -later:])
 
@@ -462,7 +462,7 @@ def test_losses_of_heads_are_those_of_one_head_whose_tokens_are_hidden(pocket, t
     model, read = pocket[0], text[:, :672]
     evict = SnapKV(budget=3, window=2)
     losses = calibrate_eviction(model, None, [text[:, :768]], evict=evict)
-    captured = capture(model, read)
+    captured = capture_attention(model, read)
     dense = hiding(captured, text[:, 672:768], {})
     assert losses.heads == 2
     for layer, (row, seen) in enumerate(zip(losses.losses, captured.values(), strict=True)):
@@ -550,7 +550,7 @@ def test_models_with_other_layers_and_sinks_are_measured(name, changes, tiny):
         return
     ids = torch.randint(1, 60, (1, 800), generator=torch.Generator().manual_seed(0))
     losses = calibrate_eviction(model, None, [ids], evict=StreamingLLM())
-    assert losses.layers == PrunedKeyCache(model, ratio=0.0, fused=False).prunable_layers
+    assert losses.layers == CompressedCache(model, ratio=0.0, fused=False).prunable_layers
     assert all(head[0] > 0 for row in losses.losses for head in row)
     assert losses.heads == model.config.num_key_value_heads
 
@@ -562,4 +562,4 @@ def test_too_few_positions_are_said(tiny):
 
 def test_with_bits_the_message_is_about_the_eviction_inside(pocket):
     with pytest.raises(OptionError, match=r"^GraphEviction needs all.*write GraphEviction\(stride=0"):
-        PruningConfig(bits=4, basis="none", evict=LayerBudgets(GraphEviction(), LOSSES))
+        CacheConfig(bits=4, basis="none", evict=LayerBudgets(GraphEviction(), LOSSES))

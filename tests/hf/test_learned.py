@@ -15,7 +15,7 @@ import torch
 from grace_opt._util.tensor_files import TensorFormat
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError, CalibrationError, MaskError, OptionError, ProblemError
-from grace_opt.hf import PrunedKeyCache, calibrate, capture, learn_masks
+from grace_opt.hf import CompressedCache, calibrate, capture_attention, learn_masks
 from grace_opt.hf.learned import call, observe, stages
 from grace_opt.hf.learned.objective import output_error, sample_of
 from grace_opt.hf.learned.stages import learn_layer, mean_error
@@ -107,7 +107,7 @@ class TestObjective:
             projection = model.model.layers[layer].self_attn.o_proj.weight.detach().double().numpy().T
             errors, energies = [], []
             for window in windows:
-                seen = capture(model, window.ids, layers=[layer])[layer]
+                seen = capture_attention(model, window.ids, layers=[layer])[layer]
                 arrays = [part[0].double().numpy() for part in (seen.queries, seen.keys, seen.values)]
                 each = (*arrays, projection, window.positions.tolist(), gates.double().numpy(), 4, 1, seen.scaling)
                 outputs = [plain_outputs(*each)]
@@ -247,7 +247,7 @@ class TestMasks:
         masks.save(tmp_path / "masks.safetensors")
         loaded = ChannelMask.load(tmp_path / "masks.safetensors")
         assert dict(loaded.fingerprint) == dict(masks.fingerprint)
-        caches = [PrunedKeyCache(model, masks=each, recent_window=8) for each in (masks, loaded)]
+        caches = [CompressedCache(model, masks=each, recent_window=8) for each in (masks, loaded)]
         assert torch.equal(*(generate(model, cache, prompt) for cache in caches))
         assert torch.equal(caches[0].channel_mask().pruned[:, 0], masks.pruned)
 

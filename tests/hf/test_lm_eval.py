@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from grace_opt.cli.app import app
 from grace_opt.errors import MissingLibraryError, OptionError
-from grace_opt.hf import PrunedKeyCache, SnapKV, attention_implementation
+from grace_opt.hf import CompressedCache, SnapKV, attention_implementation
 from grace_opt.hf.lm_eval.arguments import model_arguments, split_arguments
 from grace_opt.hf.lm_eval.pieces import piece_of
 from grace_opt.hf.lm_eval.tally import Tally, least_tokens
@@ -107,7 +107,7 @@ def test_scores_are_those_of_a_loop_that_compresses_first_and_feeds_one_token_at
     found, expected = model.loglikelihood(long, True), []
     for request in long:
         context, continuation = model._encode_pair(*request.args)
-        own = PrunedKeyCache(model.model, **settings)
+        own = CompressedCache(model.model, **settings)
         with torch.no_grad(), attention_implementation(model.model, "grace_sdpa"):
             model.model(torch.tensor([context[:-1]]), past_key_values=own)
             assert own.memory_report().pruned_tokens
@@ -157,7 +157,7 @@ def test_what_is_generated_comes_from_the_compressed_cache(ours):
     model, dense = ours(ratio=0.8, batch_size=2), pocket("hf").generate_until(OPEN, True)
     found = model.generate_until(OPEN, True)
     context = model.tokenizer(LONG[0], return_tensors="pt").input_ids
-    own = PrunedKeyCache(model.model, ratio=0.8)
+    own = CompressedCache(model.model, ratio=0.8)
     with torch.no_grad(), attention_implementation(model.model, "grace_sdpa"):
         model.model(context[:, :-1], past_key_values=own)
         tokens = model.model.generate(context, past_key_values=own, max_new_tokens=6, do_sample=False)
@@ -235,7 +235,7 @@ def test_tallies_tell_short_prompts_of_a_batch_from_long_ones():
     assert least_tokens(model.pruning) == 33
     tally = Tally()
     with model._our_attention():
-        own = PrunedKeyCache(model.model, pruning=model.pruning, prompt_length=60)
+        own = CompressedCache(model.model, pruning=model.pruning, prompt_length=60)
         model._forward(own, torch.full((3, 60), 5), mask, 1)
     assert tally.measure(own, mask) == [True, True, False]
     assert tally.prompt_tokens == 60 + 33 + 32

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from grace_opt.hf import PrunedKeyCache, Quantization
+from grace_opt.hf import CompressedCache, Quantization
 from grace_opt.hf.compression import with_real_alone
 from tests.hf.test_defaults import CACHES, WINDOWS, model, tokens
 
@@ -35,7 +35,7 @@ def answers(settings, loud, name):
     mask = (torch.arange(190) >= torch.tensor(PADDING)[:, None]).long()
     ids = ids.masked_fill(mask[:, :170] == 0, loud)
     more, positions = tokens(len(PADDING), 20, seed=3), (mask.cumsum(-1) - 1).clamp(min=0)
-    cache = PrunedKeyCache(model(), **{**WINDOWS, **settings})
+    cache = CompressedCache(model(), **{**WINDOWS, **settings})
     part = {"attention_mask": mask[:, :170], "position_ids": positions[:, :170]}
     found = [model()(ids, past_key_values=cache, **part).logits[:, -1]]
     for at in range(20):
@@ -65,7 +65,7 @@ def test_candidates_behind_a_padded_prompt_are_real():
     ids, mask = tokens(1, 175), torch.ones(1, 175, dtype=torch.int64)
     mask[:, :7] = 0
     given = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
-    cache = PrunedKeyCache(model(), **{**WINDOWS, **MORE["8 bits, sinks, blocks"]}, prompt_length=170)
+    cache = CompressedCache(model(), **{**WINDOWS, **MORE["8 bits, sinks, blocks"]}, prompt_length=170)
     dense = DynamicCache()
     for each in (cache, dense):
         model()(ids, past_key_values=each, **given)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from grace_opt.hf import MemoryReport, PrunedKeyCache, PyramidKV, Quantization, SnapKV, attach
+from grace_opt.hf import CompressedCache, MemoryReport, PyramidKV, Quantization, SnapKV, attach
 from grace_opt.kernels import decode as kernels
 
 
@@ -55,7 +55,7 @@ def test_the_report_equals_the_storages_and_the_formula(dtype, ratio, tiny, prun
 @pytest.mark.parametrize("settings", [{"ratio": 0.3}, {"bits": 3, "basis": "none"}], ids=["", "bits"])
 def test_as_a_dict_has_everything_and_goes_into_json(settings, tiny, step, continuation):
     model, prompt = tiny(), torch.randint(3, 97, (1, 120), generator=torch.Generator().manual_seed(1))
-    cache = PrunedKeyCache(model, **settings)
+    cache = CompressedCache(model, **settings)
     for filled in (False, True):
         if filled:
             step(model, cache, prompt, continuation[:1])
@@ -196,7 +196,7 @@ class TestTokensOfTheReport:
         def make(**settings):
             model = tiny()
             tokens = torch.randint(3, 97, (1, 80), generator=torch.Generator().manual_seed(1))
-            cache = PrunedKeyCache(model, **{"recent_window": 8, **settings})
+            cache = CompressedCache(model, **{"recent_window": 8, **settings})
             with torch.no_grad():
                 for part in tokens.split([79, 1], dim=1):
                     model(part, past_key_values=cache)
@@ -257,7 +257,7 @@ class TestTokensOfTheReport:
         assert bool(report(ratio=0, quantize=quantize).idle) == (quantize is None)
 
     def test_nothing_is_said_before_the_prompt_is_over(self, tiny, prompt):
-        model, cache = tiny(), PrunedKeyCache(tiny(), "grace", recent_window=50, prompt_length=45)
+        model, cache = tiny(), CompressedCache(tiny(), "grace", recent_window=50, prompt_length=45)
         with torch.no_grad():
             model(prompt, past_key_values=cache)
             assert not cache.memory_report().idle
@@ -268,7 +268,7 @@ class TestTokensOfTheReport:
     def test_nothing_is_said_between_chunks_of_a_prompt(self, tiny, prompt, monkeypatch):
         model = tiny()
         monkeypatch.setattr(model.generation_config, "prefill_chunk_size", 20)
-        cache = PrunedKeyCache(model, "grace", recent_window=50)
+        cache = CompressedCache(model, "grace", recent_window=50)
         with torch.no_grad():
             model(prompt[:, :20], past_key_values=cache)
             assert not cache.memory_report().idle

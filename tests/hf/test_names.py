@@ -9,7 +9,7 @@ import pytest
 
 from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import OptionError, UnknownSolverError
-from grace_opt.hf import H2O, PrunedKeyCache, PruningConfig, PyramidKV, Quantization, SnapKV, StreamingLLM, attach
+from grace_opt.hf import H2O, CacheConfig, CompressedCache, PyramidKV, Quantization, SnapKV, StreamingLLM, attach
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,12 @@ from grace_opt.hf import H2O, PrunedKeyCache, PruningConfig, PyramidKV, Quantiza
         ({"provider": "mies"}, r"provider='mies': write a function .* a name alone is method="),
         ({"provider": divmod}, r"provider\(queries, keys, attention_mask\): too many .* three"),
         ({"provider": MaskProvider}, r"write a function .* for instance MaskProvider\(\"mies\", 0\.5\)"),
-        ({"pruning": PruningConfig}, r"pruning must be a PruningConfig, or the name of a file .*, not <class"),
+        ({"pruning": CacheConfig}, r"pruning must be a CacheConfig, or the name of a file .*, not <class"),
     ],
     ids=str,
 )
 def test_of_settings(settings, says, tiny):
-    for make in (PrunedKeyCache, attach):
+    for make in (CompressedCache, attach):
         with pytest.raises(OptionError, match=says):
             make(tiny(), **settings)
 
@@ -58,8 +58,8 @@ def test_of_a_method_with_a_blank(tiny):
         (PyramidKV, {"kernel_size": 5}, "PyramidKV has no kernel_size; .*beta.* write kernel="),
         (H2O, {"recent_size": 5}, "H2O has no recent_size; .*observed.* write window="),
         (StreamingLLM, {"n_sink": 5}, "StreamingLLM has no n_sink; .* write sinks="),
-        (PruningConfig, {"lambda_": 0.5}, r"no lambda_; .* For lambda_, write ratio=\. Give the options of a method"),
-        (PruningConfig, {"start": "think"}, r"no start; .* as options=\{"),
+        (CacheConfig, {"lambda_": 0.5}, r"no lambda_; .* For lambda_, write ratio=\. Give the options of a method"),
+        (CacheConfig, {"start": "think"}, r"no start; .* as options=\{"),
     ],
     ids=str,
 )
@@ -73,6 +73,6 @@ def test_too_many_by_position_are_named_too():
         StreamingLLM(64, 4, 2)
 
 
-@pytest.mark.parametrize("value", [PruningConfig(ratio=0.25), SnapKV(64, 8), PyramidKV(64, beta=3), Quantization(2, 4)])
+@pytest.mark.parametrize("value", [CacheConfig(ratio=0.25), SnapKV(64, 8), PyramidKV(64, beta=3), Quantization(2, 4)])
 def test_checked_constructors_still_copy_pickle_and_compare(value):
     assert copy.deepcopy(value) == value == pickle.loads(pickle.dumps(value))  # noqa: S301

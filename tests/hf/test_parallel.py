@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError, MaskError
-from grace_opt.hf import PrunedKeyCache, calibrate_basis, placement
+from grace_opt.hf import CompressedCache, calibrate_basis, placement
 from grace_opt.hf.fingerprint import fingerprint
 from grace_opt.hf.layer import PrunedKeyLayer
 from grace_opt.hf.masking import kept_channels
@@ -179,7 +179,7 @@ class TestDeviceMap:
     @pytest.mark.parametrize("settings", [{"ratio": 0.0}, {"ratio": 0.5}, {"ratio": 0.5, "sink_tokens": 2}])
     def test_the_tokens_of_the_model_in_one_place(self, settings, dispatched, tiny, padded, generate):
         found, expected = (
-            generate(model, PrunedKeyCache(model, "grace", **WINDOWS, **settings), *padded)
+            generate(model, CompressedCache(model, "grace", **WINDOWS, **settings), *padded)
             for model in (dispatched, tiny())
         )
         assert torch.equal(found, expected)
@@ -189,18 +189,18 @@ class TestDeviceMap:
         masks = random_masks(**fingerprint(tiny()))
         assert "weights" in masks.fingerprint
         found, expected = (
-            generate(model, PrunedKeyCache(model, masks=masks, **WINDOWS), *padded) for model in (dispatched, tiny())
+            generate(model, CompressedCache(model, masks=masks, **WINDOWS), *padded) for model in (dispatched, tiny())
         )
         assert torch.equal(found, expected)
 
     def test_a_saved_cache_goes_where_its_layers_compute_and_between_both(self, dispatched, tiny, prompt, tmp_path):
         whole = tiny()
         for saving, loading in ((dispatched, dispatched), (dispatched, whole), (whole, dispatched)):
-            cache = PrunedKeyCache(saving, "grace", **WINDOWS)
+            cache = CompressedCache(saving, "grace", **WINDOWS)
             with torch.no_grad():
                 saving(prompt, past_key_values=cache)
                 cache.save(tmp_path / "cache.safetensors")
-                loaded = PrunedKeyCache.load(tmp_path / "cache.safetensors", loading)
+                loaded = CompressedCache.load(tmp_path / "cache.safetensors", loading)
                 assert {layer.tail.keys.device.type for layer in loaded.layers} == {"cpu"}
                 found = loading(prompt[:, :1], past_key_values=loaded).logits
                 assert torch.equal(found, saving(prompt[:, :1], past_key_values=cache).logits)
@@ -274,8 +274,8 @@ def elsewhere(monkeypatch):
 )
 def test_layers_may_leave_between_update_and_attention(settings, options, elsewhere, tiny, padded, generate):
     model = tiny()
-    stays = PrunedKeyCache(model, "grace", **WINDOWS, **settings)
-    moves = PrunedKeyCache(model, "grace", **WINDOWS, **settings, offloading=True)
+    stays = CompressedCache(model, "grace", **WINDOWS, **settings)
+    moves = CompressedCache(model, "grace", **WINDOWS, **settings, offloading=True)
     moves.prefetch_stream = FakeStream()
     expected, found = (generate(model, cache, *padded, **options) for cache in (stays, moves))
     assert torch.equal(found, expected)
@@ -287,4 +287,4 @@ def test_layers_may_leave_between_update_and_attention(settings, options, elsewh
 def test_offloading_needs_cuda(tiny, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(CacheError, match=r"offloading=True needs CUDA.*leave it out"):
-        PrunedKeyCache(tiny(), offloading=True)
+        CompressedCache(tiny(), offloading=True)

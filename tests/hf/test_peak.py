@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import DynamicCache
 
-from grace_opt.hf import PrunedKeyCache, Quantization, SnapKV
+from grace_opt.hf import CompressedCache, Quantization, SnapKV
 from tests.hf.conftest import build
 
 LENGTH = 2048
@@ -58,7 +58,7 @@ def load_libraries():
     def load(options, dtype):
         if (str(options), dtype) not in known:
             model = wide_model(1, dtype)
-            prefill(model, lambda: PrunedKeyCache(model, **options))
+            prefill(model, lambda: CompressedCache(model, **options))
             known.add((str(options), dtype))
 
     return load
@@ -85,7 +85,7 @@ def test_at_most_one_layer_s_keys_above_dense(options, dtype, layers, load_libra
         pytest.importorskip("optimum.quanto")
     model, dense = wide_model(layers, dtype), dense_peak(layers, dtype)
     load_libraries(options, dtype)
-    pruned = peak(lambda: prefill(model, lambda: PrunedKeyCache(model, **options)))
+    pruned = peak(lambda: prefill(model, lambda: CompressedCache(model, **options)))
     assert pruned - dense <= 4 * LENGTH * 64 * dtype.itemsize
     if layers > 1:
         assert pruned < dense

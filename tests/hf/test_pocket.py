@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from grace_opt import CacheError, OptionError, instances, interaction_matrix, solve
 from grace_opt.cli.app import app
 from grace_opt.errors import MissingLibraryError
-from grace_opt.hf import PrunedKeyCache, PruningConfig, SnapKV, attention_implementation, capture
+from grace_opt.hf import CacheConfig, CompressedCache, SnapKV, attention_implementation, capture_attention
 from grace_opt.hf.bits.at_hand import basis_for
 from grace_opt.hf.demo import run_demo
 from grace_opt.hf.models import POCKET_BASIS, POCKET_FOLDER, ModelError, load_model, load_pocket
@@ -53,7 +53,7 @@ def test_logits_equal_zeroing_the_same_channels(fused, method, step, zeroed, clo
     _, ids = needle_ids(400, 0.5, 3)
     prompt, continuation = ids[:, :-6], ids[:, -6:]
     with attention_implementation(model, "grace_sdpa"):
-        cache = PrunedKeyCache(model.config, method=method, ratio=0.6, fused=fused)
+        cache = CompressedCache(model.config, method=method, ratio=0.6, fused=fused)
         found = step(model, cache, prompt, continuation)
         assert close(found, zeroed(model, cache.channel_mask(), prompt, continuation, recent=32))
 
@@ -64,7 +64,7 @@ def test_nothing_pruned_gives_the_dense_tokens():
     options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
     dense = model.generate(ids, past_key_values=DynamicCache(config=model.config), **options)
     with attention_implementation(model, "grace_sdpa"):
-        cache = PrunedKeyCache(model.config, ratio=0.0)
+        cache = CompressedCache(model.config, ratio=0.0)
         assert torch.equal(model.generate(ids, past_key_values=cache, **options), dense)
     assert cache.memory_report().pruned_tokens > 0  # the fused path was taken
 
@@ -74,7 +74,7 @@ def test_a_used_cache_refuses_a_prompt_without_new_tokens():
     model, _ = pocket()
     _, ids = needle_ids(400, 0.2, 4)
     with attention_implementation(model, "grace_sdpa"), torch.no_grad():
-        cache = PrunedKeyCache(model.config, "grace")
+        cache = CompressedCache(model.config, "grace")
         model(ids, past_key_values=cache)
         with pytest.raises(CacheError, match="no new tokens"):
             model(ids[:, :0], past_key_values=cache)
@@ -106,7 +106,7 @@ def test_the_demo_reports_what_the_caches_do(monkeypatch, tmp_path):
     assert think.share == grace.share == searched.share > int4.share > three.share
     assert three.kl < two.kl
     with attention_implementation(model, "grace_sdpa"), torch.no_grad():
-        cache, reference = PrunedKeyCache(model.config, method="think", ratio=0.5), DynamicCache(config=model.config)
+        cache, reference = CompressedCache(model.config, method="think", ratio=0.5), DynamicCache(config=model.config)
         for each in (cache, reference):
             model(ids, past_key_values=each)
         rng = random.Random("later 0")
@@ -116,7 +116,7 @@ def test_the_demo_reports_what_the_caches_do(monkeypatch, tmp_path):
         )
     assert think.kl == pytest.approx(float((expected * (expected / found).log()).sum(-1).mean()), rel=1e-6)
     total = 0.0
-    for layer in capture(model, ids).values():
+    for layer in capture_attention(model, ids).values():
         for head in interaction_matrix(layer.queries[0, :, -32:], layer.keys[0]).double().numpy():
             total += oracle.objective(head, oracle.think(head, 32))
     assert made.solvers[0].objective == pytest.approx(total, rel=1e-5)
@@ -145,7 +145,7 @@ def test_the_demo_command_writes_its_files(tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "out"
     settings = tmp_path / "cache.json"
-    PruningConfig(ratio=0.0, evict=SnapKV(budget=99)).to_json(settings, pocket()[0])
+    CacheConfig(ratio=0.0, evict=SnapKV(budget=99)).to_json(settings, pocket()[0])
     done = CliRunner().invoke(app, ["demo", "--tokens", "250", "--pruning", str(settings), "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert "5 of 5" in done.output
@@ -220,7 +220,7 @@ def test_errors_of_several_lines_are_quoted_in_one(tmp_path, monkeypatch):
 def test_a_captured_head_is_an_instance_for_the_command_line(tmp_path):
     model, _ = pocket()
     _, ids = needle_ids(200, 0.5, 0)
-    layer = capture(model, ids, layers=[1])[1]
+    layer = capture_attention(model, ids, layers=[1])[1]
     W = interaction_matrix(layer.queries[0, :, -32:], layer.keys[0])
     instances.write(tmp_path / "w.safetensors", W.numpy(), 39)
     done = CliRunner().invoke(app, ["solve", str(tmp_path / "w.safetensors"), "--certify", "--json"])
@@ -238,7 +238,7 @@ def test_prompts_too_short_for_their_facts():
 def test_the_default_certificate_of_a_head_leaves_a_gap_below_one_percent():
     model, _ = pocket()
     _, ids = needle_ids(400, 0.5, 3)
-    heads = [interaction_matrix(c.queries[0], c.keys[0]) for _, c in sorted(capture(model, ids).items())]
+    heads = [interaction_matrix(c.queries[0], c.keys[0]) for _, c in sorted(capture_attention(model, ids).items())]
     W = torch.stack(heads).double()
     best = solve(W, W.shape[-1] // 2, "portfolio").verify()
     assert best.gap.median() <= 0.01

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import H2O, PrunedKeyCache, SnapKV, _compat
+from grace_opt.hf import H2O, CompressedCache, SnapKV, _compat
 from grace_opt.hf.observation import Observation
 from grace_opt.hf.prompt import Prompt
 from tests.hf.matrix import assistant
@@ -46,7 +46,7 @@ def test_the_model_s_own_chunk_size_is_known(size, tiny, prune, prompt, continua
     whole = prune(model, "mies", 0.5)
     expected = fed(model, whole, prompt, 40, continuation[:, :1])
     monkeypatch.setattr(model.generation_config, "prefill_chunk_size", size)
-    cache = PrunedKeyCache(model, "mies", 0.5, recent_window=8, observation_window=6)
+    cache = CompressedCache(model, "mies", 0.5, recent_window=8, observation_window=6)
     assert close(fed(model, cache, prompt, size, continuation[:, :1]), expected)
     assert torch.equal(chosen(cache), chosen(whole))
 
@@ -149,7 +149,7 @@ def test_a_prompt_cropped_while_it_is_read_is_what_is_left_of_it(removed, paddin
     x, y = (torch.randint(3, 97, (2, size), generator=torch.Generator().manual_seed(size)) for size in (180, 50))
     mask = torch.ones(2, 240, dtype=torch.long)
     mask[1, :padding] = 0
-    caches = [PrunedKeyCache(model, prompt_length=180 - removed + 50, **settings) for _ in range(2)]
+    caches = [CompressedCache(model, prompt_length=180 - removed + 50, **settings) for _ in range(2)]
 
     @torch.no_grad()
     def feed(cache, tokens):
@@ -169,7 +169,7 @@ def test_a_prompt_cropped_while_it_is_read_is_what_is_left_of_it(removed, paddin
 def test_a_prompt_whose_queries_are_all_taken_back_is_refused(tiny, padded, continuation):
     model, (prompt, mask) = copy.deepcopy(tiny()), padded
     model.generation_config.prefill_chunk_size = 40
-    cache = PrunedKeyCache(model, "grace", recent_window=8, observation_window=6)
+    cache = CompressedCache(model, "grace", recent_window=8, observation_window=6)
     with torch.no_grad():
         model(prompt, attention_mask=mask, past_key_values=cache)
     with pytest.raises(CacheError, match="without its last 10 tokens no queries are left to choose by"):
@@ -185,7 +185,7 @@ class TestDeclaring:
     @pytest.mark.parametrize("length", [0, -3, 2.5, True, "40"])
     def test_wrong_lengths(self, length, tiny):
         with pytest.raises(OptionError, match=r"prompt_length=.*: give an integer >= 1"):
-            PrunedKeyCache(tiny(), prompt_length=length)
+            CompressedCache(tiny(), prompt_length=length)
 
     def test_too_late(self, tiny, prune, prompt):
         model = tiny()
@@ -213,7 +213,7 @@ def test_a_mask_that_shows_no_padding_changes_nothing(settings, attention, tiny,
     """As that of a later chunk, or of eager attention."""
     model, found = tiny(attention=attention), []
     for width in (40, 20):
-        cache = PrunedKeyCache(model.config, prompt_length=40, recent_window=8, observation_window=8, **settings)
+        cache = CompressedCache(model.config, prompt_length=40, recent_window=8, observation_window=8, **settings)
         with torch.no_grad():
             for part in prompt.split(width, dim=1):
                 logits = model(part, past_key_values=cache).logits

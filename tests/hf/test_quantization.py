@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import PrunedKeyCache, PruningConfig
+from grace_opt.hf import CacheConfig, CompressedCache
 from grace_opt.hf.observation import Observation
 from grace_opt.hf.packing import SUPPORTED_BITS
 from grace_opt.hf.quantization import Quantization, QuantizedTokens
@@ -379,8 +379,8 @@ def test_a_file_whose_last_group_of_tokens_is_cut(backend):
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 def test_names_stand_for_keys_and_values_in_so_many_bits(bits):
-    assert PruningConfig(quantize=f"int{bits}").quantize == Quantization(keys=bits, values=bits)
-    assert PruningConfig(quantize=f"INT{bits}").quantize.group_size == 32
+    assert CacheConfig(quantize=f"int{bits}").quantize == Quantization(keys=bits, values=bits)
+    assert CacheConfig(quantize=f"INT{bits}").quantize.group_size == 32
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_names_stand_for_keys_and_values_in_so_many_bits(bits):
 )
 def test_unknown_names_suggest_the_nearest(name, near):
     with pytest.raises(OptionError, match=f"^quantize='{name}': write one of 'int8', 'int4', 'int3'") as raised:
-        PruningConfig(quantize=name)
+        CacheConfig(quantize=name)
     assert str(raised.value).endswith("values=2)" if near is None else f"Did you mean '{near}'?")
 
 
@@ -433,7 +433,7 @@ def prompt_of(length, backend, **settings):
     """A layer whose prompt of this length was quantised, and the keys and values of that prompt."""
     bits = Quantization(keys=4, values=4, group_size=GROUP, backend=backend)
     config = LlamaConfig(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=16, hidden_size=32)
-    layer = PrunedKeyCache(config, ratio=0.0, quantize=bits, recent_window=5, **settings).layers[0]
+    layer = CompressedCache(config, ratio=0.0, quantize=bits, recent_window=5, **settings).layers[0]
     every = draw(1, 2, 700, 16), draw(1, 2, 700, 16, seed=1)
     keys, values = (part[:, :, :length] for part in every)
     layer.update(keys, values)

@@ -11,7 +11,7 @@ from transformers import MllamaConfig, MllamaForConditionalGeneration
 
 from grace_opt.attention import weights
 from grace_opt.errors import CacheError
-from grace_opt.hf import PrunedKeyCache, SnapKV, attach, calibrate, channel_choice
+from grace_opt.hf import CompressedCache, SnapKV, attach, calibrate, channel_choice
 from tests.hf.conftest import OBSERVED, RECENT, SIZES
 
 WINDOWS = {"recent_window": RECENT, "observation_window": OBSERVED}
@@ -22,7 +22,7 @@ class TestKeysOfALayer:
     @pytest.mark.parametrize("settings", [{}, {"evict": SnapKV(budget=20, window=4)}], ids=["plain", "evict"])
     def test_are_all_that_is_stored_with_zeros_where_channels_went(self, settings, tiny, prompt):
         model = tiny()
-        cache = PrunedKeyCache(model, "grace", **WINDOWS, **settings)
+        cache = CompressedCache(model, "grace", **WINDOWS, **settings)
         layer = cache.layers[1]
         assert layer.keys is None
         assert layer.values is None

@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, SnapKV, StreamingLLM, TopTokens, attach
+from grace_opt.hf import CacheConfig, CompressedCache, Quantization, SnapKV, StreamingLLM, TopTokens, attach
 from grace_opt.hf.evaluation import next_token_log_probs, stored_bits
 from grace_opt.hf.reading.index import ReadIndex
 from grace_opt.kernels import reading as kernels
@@ -217,7 +217,7 @@ def test_saved_and_loaded_bit_for_bit(read, tiny, prune, padded, continuation, s
     cache = prune(model, read=read, tail_block=4)
     step(model, cache, padded[0], continuation[:, :6], mask)
     cache.save(tmp_path / "cache.safetensors")
-    loaded = PrunedKeyCache.load(tmp_path / "cache.safetensors", model.config)
+    loaded = CompressedCache.load(tmp_path / "cache.safetensors", model.config)
     assert all(same(one, other) for one, other in zip(indexes(cache), indexes(loaded), strict=True))
     mask = torch.cat([mask, torch.ones(2, 7, dtype=mask.dtype)], 1)
     with torch.no_grad():
@@ -254,12 +254,12 @@ def test_files_that_were_edited_are_refused(
 
     saving.FILE_FORMAT.write(path, tensors, about)
     with pytest.raises(CacheError, match=says):
-        PrunedKeyCache.load(path, model.config)
+        CompressedCache.load(path, model.config)
     about["layers"][0]["lead"] = cache.layers[0].compressed.index.lead
     tensors["0.padding"] = tensors["0.padding"] + 90
     saving.FILE_FORMAT.write(path, tensors, about)
     with pytest.raises(CacheError, match="padding is not a number of the"):
-        PrunedKeyCache.load(path, model.config)
+        CompressedCache.load(path, model.config)
 
 
 def test_cropped_and_reordered_caches_have_the_index_of_what_is_left(read, tiny, prune, prompt, continuation, step):
@@ -305,11 +305,11 @@ def test_other_types(dtype, read, tiny, prune, prompt, continuation, step):
 
 def test_by_name_and_from_a_file(tiny, tmp_path):
     path = tmp_path / "cache.json"
-    PruningConfig(read=TopTokens(0.1, epsilon=0.5)).to_json(path)
-    cache = PrunedKeyCache(tiny().config, pruning=str(path))
+    CacheConfig(read=TopTokens(0.1, epsilon=0.5)).to_json(path)
+    cache = CompressedCache(tiny().config, pruning=str(path))
     assert cache.pruning.read == TopTokens(0.1, epsilon=0.5)
-    assert PrunedKeyCache(tiny().config, read="channels").pruning.read == TopTokens(by="channels")
-    assert PruningConfig.from_dict({"read": "pages"}).read == TopTokens()
+    assert CompressedCache(tiny().config, read="channels").pruning.read == TopTokens(by="channels")
+    assert CacheConfig.from_dict({"read": "pages"}).read == TopTokens()
 
 
 @pytest.mark.parametrize(
@@ -359,9 +359,9 @@ def test_wrong_settings_are_named(settings, says):
 )
 def test_what_does_not_go_together_is_refused(settings, says):
     with pytest.raises(OptionError, match=says):
-        PruningConfig(**settings)
+        CacheConfig(**settings)
     with pytest.raises(OptionError, match="TopTokens has no page; it has share"):
-        PruningConfig.from_dict({"read": {"page": 3}})
+        CacheConfig.from_dict({"read": {"page": 3}})
 
 
 def test_samples_hold_at_a_confidence_and_their_layers_draw_for_themselves(tiny, prune, prompt, continuation, step):
@@ -432,4 +432,4 @@ def test_a_cache_that_keeps_all_has_a_size(tiny, prune, prompt, continuation, st
 @pytest.mark.parametrize(("name", "way"), [("quest", "pages"), ("MagicPIG", "sampling")])
 def test_names_of_systems_are_known(name, way):
     with pytest.raises(OptionError, match=f"Its way is '{way}'"):
-        PruningConfig(read=name)
+        CacheConfig(read=name)

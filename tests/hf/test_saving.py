@@ -18,7 +18,7 @@ from grace_opt._util import tensor_files
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, SnapKV, attach, saving
+from grace_opt.hf import CacheConfig, CompressedCache, Quantization, SnapKV, attach, saving
 from grace_opt.hf.layer import PrunedKeyLayer
 from grace_opt.hf.quantization import QuantizedTokens
 from tests import children
@@ -52,7 +52,7 @@ def go_on_elsewhere(folder):
     for which in ("full", "mixed"):
         model = AutoModelForCausalLM.from_pretrained(folder / which, attn_implementation="grace_sdpa").eval()
         for path in sorted(folder.glob(f"{which} *.safetensors")):
-            cache = PrunedKeyCache.load(path, model)
+            cache = CompressedCache.load(path, model)
             cache.save(folder / f"again {path.name}")
             save_file({"logits": go_on(model, cache)}, folder / f"logits {path.name}")
 
@@ -99,7 +99,7 @@ def filled(tiny):
         settings, tokens, changes = KINDS[name]
         model = tiny("Qwen2" if changes else "llama", **changes)
         drops = {} if {"provider", "masks"} & more.keys() else {"method": "grace"}
-        cache = PrunedKeyCache(source or model, **{**drops, **WINDOWS, **settings, **more})
+        cache = CompressedCache(source or model, **{**drops, **WINDOWS, **settings, **more})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # one kind is short on purpose
             go_on(model, cache, tokens)
@@ -147,7 +147,7 @@ class TestRoundTrip:
     def test_gives_the_same_bits_and_next_tokens(self, name, filled, path, close):
         model, cache = filled(name)
         cache.save(path)
-        loaded = PrunedKeyCache.load(path, model)
+        loaded = CompressedCache.load(path, model)
         assert same_bits(loaded, cache)
         assert loaded.pruning == cache.pruning
         assert loaded.prunable_layers == cache.prunable_layers
@@ -196,35 +196,37 @@ class TestRoundTrip:
     def test_a_loaded_cache_is_cropped_re_ordered_and_reset_like_the_first(self, filled, path):
         model, cache = filled("sinks")
         cache.save(path)
-        loaded = PrunedKeyCache.load(path, model)
+        loaded = CompressedCache.load(path, model)
         for each in (cache, loaded):
             each.reorder_cache(torch.tensor([1, 0]))
             each.crop(-3)
         assert same_bits(loaded, cache)
         loaded.reset()
-        assert torch.equal(go_on(model, loaded), go_on(model, PrunedKeyCache(model, "grace", **WINDOWS, sink_tokens=3)))
+        assert torch.equal(
+            go_on(model, loaded), go_on(model, CompressedCache(model, "grace", **WINDOWS, sink_tokens=3))
+        )
 
     def test_repeated_rows_of_a_quantised_cache_come_back(self, filled, path):
         pytest.importorskip("optimum.quanto")
         model, cache = filled("quantised")
         cache.batch_repeat_interleave(3)
         cache.save(path)
-        assert same_bits(PrunedKeyCache.load(path, model), cache)
+        assert same_bits(CompressedCache.load(path, model), cache)
 
     def test_of_what_attach_made(self, tiny, prompt, path):
         model = tiny(attention="sdpa")
         with attach(model, "grace", **WINDOWS) as attached:
             model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=3, do_sample=False)
         attached.cache.save(path)
-        assert same_bits(PrunedKeyCache.load(path, model), attached.cache)
+        assert same_bits(CompressedCache.load(path, model), attached.cache)
 
     def test_of_a_declared_prompt_that_was_too_short_prunes_no_later_turn(self, tiny, prompt, continuation, path):
         model = tiny()
-        caches = [PrunedKeyCache(model, "grace", prompt_length=6, **WINDOWS)]
+        caches = [CompressedCache(model, "grace", prompt_length=6, **WINDOWS)]
         with pytest.warns(UserWarning, match="6 tokens"), torch.no_grad():
             model(prompt[:, :6], past_key_values=caches[0])
         caches[0].save(path)
-        caches.append(PrunedKeyCache.load(path, model))
+        caches.append(CompressedCache.load(path, model))
         for cache in caches:
             with torch.no_grad():
                 model(continuation, past_key_values=cache)
@@ -233,11 +235,11 @@ class TestRoundTrip:
 
     def test_bfloat16(self, tiny, prompt, path):
         model = copy.deepcopy(tiny()).to(torch.bfloat16)
-        cache = PrunedKeyCache(model, "grace", **WINDOWS)
+        cache = CompressedCache(model, "grace", **WINDOWS)
         with torch.no_grad():
             model(prompt, past_key_values=cache)
         cache.save(path)
-        loaded = PrunedKeyCache.load(path, model)
+        loaded = CompressedCache.load(path, model)
         assert loaded.layers[0].compressed.pruned_keys.dtype == torch.bfloat16
         assert same_bits(loaded, cache)
 
@@ -246,7 +248,7 @@ class TestRoundTrip:
         model, cache = filled(name)
         cache.save(path)
         other = copy.deepcopy(model).to(torch.bfloat16)
-        loaded = PrunedKeyCache.load(path, other)
+        loaded = CompressedCache.load(path, other)
         with torch.no_grad():
             with pytest.raises(
                 CacheError, match=r"layer 0 .* holds float32, but the new keys are bfloat16; .*=torch.float32"
@@ -258,9 +260,9 @@ class TestRoundTrip:
     # The declared length of a prompt that has not begun is not in the file: a prompt that then comes in chunks would
     # be pruned after the first one.
     def test_of_an_empty_cache_keeps_the_declared_prompt(self, tiny, path):
-        cache = PrunedKeyCache(tiny(), "grace", prompt_length=40, **WINDOWS)
+        cache = CompressedCache(tiny(), "grace", prompt_length=40, **WINDOWS)
         cache.save(path)
-        loaded = PrunedKeyCache.load(path, tiny())
+        loaded = CompressedCache.load(path, tiny())
         assert [layer.prompt.declared for layer in loaded.layers] == [40, 40]
 
 
@@ -273,7 +275,7 @@ class TestModel:
         with pytest.raises(
             CacheError, match=r"saved for another model \(weights: .* in the file, .* in this model\); run the prompt"
         ):
-            PrunedKeyCache.load(path, other)
+            CompressedCache.load(path, other)
 
     @pytest.mark.parametrize(
         ("changes", "says"),
@@ -289,12 +291,12 @@ class TestModel:
         cache.save(path)
         other = tiny(**changes)
         with pytest.raises(CacheError, match=f"saved for another model .*{says}"):
-            PrunedKeyCache.load(path, other if by == "model" else other.config)
+            CompressedCache.load(path, other if by == "model" else other.config)
 
     def test_of_another_type_is_refused(self, filled, tiny, path):
         filled()[1].save(path)
         with pytest.raises(CacheError, match="model_type: 'llama' in the file, 'qwen2' in this model"):
-            PrunedKeyCache.load(path, tiny("qwen2").config)
+            CompressedCache.load(path, tiny("qwen2").config)
 
     def test_with_another_rotary_embedding_is_refused(self, filled, path):
         model, cache = filled()
@@ -316,14 +318,14 @@ class TestModel:
             with pytest.raises(
                 CacheError, match=f"rope: 'default, rope_theta=10000.0' in the file, '{says}.*' in this"
             ):
-                PrunedKeyCache.load(path, config)
+                CompressedCache.load(path, config)
 
     def test_with_the_same_rotary_embedding_in_other_words_loads(self, filled, path):
         model, cache = filled()
         cache.save(path)
         config = copy.deepcopy(model.config)
         config.rope_parameters = {"rope_type": "default", "rope_theta": 10000, "factor": None}
-        assert same_bits(PrunedKeyCache.load(path, config), cache)
+        assert same_bits(CompressedCache.load(path, config), cache)
 
     def test_a_file_from_before_rotary_embeddings_were_noted_still_loads(self, filled, path):
         model, cache = filled()
@@ -331,7 +333,7 @@ class TestModel:
         about, tensors = saving.FILE_FORMAT.read(path)
         del about["fingerprint"]["rope"]
         saving.FILE_FORMAT.write(path, tensors, about)
-        assert same_bits(PrunedKeyCache.load(path, model), cache)
+        assert same_bits(CompressedCache.load(path, model), cache)
 
     def test_with_other_active_adapters_is_refused(self, filled, path):
         """As peft keeps them: all weights are the model's, whichever are active."""
@@ -341,18 +343,18 @@ class TestModel:
         cache = filled(source=model)[1]
         assert cache.fingerprint()["adapters"] == "default"
         cache.save(path)
-        assert same_bits(PrunedKeyCache.load(path, model), cache)
+        assert same_bits(CompressedCache.load(path, model), cache)
         for change in ({"active_adapters": ["other"]}, {"disable_adapters": True}):
             before = {name: getattr(layer, name) for name in change}
             vars(layer).update(change)
             with pytest.raises(CacheError, match=r"adapters: 'default' in the file, '(other)?' in this model"):
-                PrunedKeyCache.load(path, model)
+                CompressedCache.load(path, model)
             with pytest.raises(CacheError, match=r"adapters were switched .*then: default, now: (other|none)"):
                 cache.check_model(model)
             assert cache.fingerprint()["adapters"] == "default"  # those that made its keys
             cache.save(path)
             vars(layer).update(before)
-            assert same_bits(PrunedKeyCache.load(path, model), cache)
+            assert same_bits(CompressedCache.load(path, model), cache)
         layer.active_adapters = ["other"]
         cache.reset()
         cache.check_model(model)
@@ -361,7 +363,7 @@ class TestModel:
     def test_by_its_configuration_loads_whatever_the_weights(self, filled, path):
         model, cache = filled()
         cache.save(path)
-        loaded = PrunedKeyCache.load(path, model.config)
+        loaded = CompressedCache.load(path, model.config)
         assert same_bits(loaded, cache)
         assert torch.equal(go_on(model, loaded).argmax(-1), go_on(model, cache).argmax(-1))
 
@@ -370,19 +372,19 @@ class TestModel:
         cache.save(path)
         torch.manual_seed(9)
         other = type(model)(model.config).eval()
-        assert same_bits(PrunedKeyCache.load(path, other), cache)
+        assert same_bits(CompressedCache.load(path, other), cache)
 
 
 class TestSource:
     def test_channels_of_a_provider_load_and_another_prompt_asks_for_it(self, filled, path):
         model, cache = filled(provider=MaskProvider("think", 0.75))
         cache.save(path)
-        loaded = PrunedKeyCache.load(path, model)
+        loaded = CompressedCache.load(path, model)
         assert same_bits(loaded, cache)
         assert torch.equal(go_on(model, loaded).argmax(-1), go_on(model, cache).argmax(-1))
         loaded.reset()
         with pytest.raises(
-            CacheError, match=r"write PrunedKeyCache\.load\(path, model, provider=\.\.\.\) or masks=\.\.\."
+            CacheError, match=r"write CompressedCache\.load\(path, model, provider=\.\.\.\) or masks=\.\.\."
         ):
             go_on(model, loaded)
 
@@ -390,7 +392,7 @@ class TestSource:
         provider = MaskProvider("think", 0.75)
         model, cache = filled(provider=provider)
         cache.save(path)
-        loaded = PrunedKeyCache.load(path, model, provider=provider)
+        loaded = CompressedCache.load(path, model, provider=provider)
         loaded.reset()
         go_on(model, loaded, 44)
         assert same_bits(loaded, cache)
@@ -401,8 +403,8 @@ class TestSource:
         model, cache = filled(masks=ChannelMask(pruned))
         cache.save(path)
         forgetful, loaded = (
-            PrunedKeyCache.load(path, model),
-            PrunedKeyCache.load(path, model, masks=ChannelMask(pruned)),
+            CompressedCache.load(path, model),
+            CompressedCache.load(path, model, masks=ChannelMask(pruned)),
         )
         for each in (forgetful, loaded):
             assert same_bits(each, cache)
@@ -415,8 +417,8 @@ class TestSource:
     def test_is_still_asked_for_after_saving_twice(self, filled, path):
         model, cache = filled(provider=MaskProvider("think", 0.75))
         cache.save(path)
-        PrunedKeyCache.load(path, model).save(path)
-        loaded = PrunedKeyCache.load(path, model)
+        CompressedCache.load(path, model).save(path)
+        loaded = CompressedCache.load(path, model)
         assert same_bits(loaded, cache)
         loaded.reset()
         with pytest.raises(CacheError, match="chosen by a provider or by masks"):
@@ -426,7 +428,7 @@ class TestSource:
 class TestFile:
     def test_missing(self, tiny, path):
         with pytest.raises(CacheError, match=r"no saved cache at .*cache\.safetensors"):
-            PrunedKeyCache.load(path, tiny())
+            CompressedCache.load(path, tiny())
 
     @pytest.mark.parametrize("kept", [0, 1, 7, 8, 100, 0.3, 0.6, -1])
     def test_truncated(self, kept, filled, path):
@@ -435,28 +437,28 @@ class TestFile:
         whole = path.read_bytes()
         path.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
         with pytest.raises(CacheError, match="cannot be read as a saved cache"):
-            PrunedKeyCache.load(path, model)
+            CompressedCache.load(path, model)
 
     @pytest.mark.parametrize("content", [b"not a cache", b"{}", b"\x80\x04K\x01.", bytes(1000)])
     def test_something_else(self, content, tiny, path):
         path.write_bytes(content)
         with pytest.raises(CacheError, match=r"truncated or not safetensors"):
-            PrunedKeyCache.load(path, tiny())
+            CompressedCache.load(path, tiny())
 
     def test_a_folder(self, tiny, tmp_path):
         with pytest.raises(CacheError, match="cannot be read as a saved cache"):
-            PrunedKeyCache.load(tmp_path, tiny())
+            CompressedCache.load(tmp_path, tiny())
 
     def test_a_channel_mask(self, filled, path):
         model, cache = filled()
         cache.channel_mask().save(path)
         with pytest.raises(CacheError, match="is a safetensors file, but not a saved cache"):
-            PrunedKeyCache.load(path, model)
+            CompressedCache.load(path, model)
 
     def test_plain_tensors(self, tiny, path):
         save_file({"pruned_keys": torch.zeros(3)}, path)
         with pytest.raises(CacheError, match="is a safetensors file, but not a saved cache"):
-            PrunedKeyCache.load(path, tiny())
+            CompressedCache.load(path, tiny())
 
     @staticmethod
     def rewrite(path, about=lambda found: found, tensors=lambda found: found):
@@ -472,7 +474,7 @@ class TestFile:
         with pytest.raises(
             CacheError, match="has format version '3'; this grace_opt reads '1' and '2': update grace_opt, or sav"
         ):
-            PrunedKeyCache.load(path, model)
+            CompressedCache.load(path, model)
 
     @pytest.mark.parametrize("name", ["evicted", kind("quantised")])
     def test_of_version_1(self, name, tiny, path):
@@ -480,9 +482,9 @@ class TestFile:
         old, model = DATA / f"cache_v1_{name}.safetensors", tiny()
         with safe_open(old, framework="pt") as file:
             assert file.metadata()["version"] == "1"
-        loaded = PrunedKeyCache.load(old, model)
+        loaded = CompressedCache.load(old, model)
         assert loaded.get_seq_length() == 47
-        assert loaded.pruning == PruningConfig.from_dict(loaded.pruning.to_dict())
+        assert loaded.pruning == CacheConfig.from_dict(loaded.pruning.to_dict())
         loaded.save(path)
         with safe_open(path, framework="pt") as file:
             assert file.metadata()["version"] == "2"
@@ -500,7 +502,7 @@ class TestFile:
         cache.save(path)
         self.rewrite(path, lambda about: {**about, "pruning": {**about["pruning"], **change}})
         with pytest.raises(CacheError, match=f"settings that this grace_opt does not know: .*{next(iter(change))}"):
-            PrunedKeyCache.load(path, model)
+            CompressedCache.load(path, model)
 
     def test_with_metadata_that_is_no_json(self, filled, path):
         model, cache = filled()
@@ -511,7 +513,7 @@ class TestFile:
         found["digest"] = tensor_files.digest(load_file(path), {n: t for n, t in found.items() if n != "digest"})
         save_file(load_file(path), path, found)
         with pytest.raises(CacheError, match="cannot be read as a saved cache"):
-            PrunedKeyCache.load(path, model)
+            CompressedCache.load(path, model)
 
     @pytest.mark.parametrize("lost", ["0.tail_keys", "1.pruned_keys", "0.old_values", "1.kept_indices"])
     def test_that_has_lost_a_tensor(self, lost, filled, path):
@@ -519,7 +521,7 @@ class TestFile:
         cache.save(path)
         self.rewrite(path, tensors=lambda found: {name: t for name, t in found.items() if name != lost})
         with pytest.raises(CacheError, match=lost):
-            PrunedKeyCache.load(path, model)
+            CompressedCache.load(path, model)
 
 
 class TestSaving:
@@ -542,7 +544,7 @@ class TestSaving:
             filled("sinks")[1].save(path)
         assert list(path.parent.iterdir()) == [path]
         assert path.read_bytes() == before
-        assert same_bits(PrunedKeyCache.load(path, model), cache)
+        assert same_bits(CompressedCache.load(path, model), cache)
 
     def test_that_breaks_off_leaves_no_first_file(self, filled, path, monkeypatch):
         def half(tensors, name, metadata):
@@ -577,7 +579,7 @@ class TestSaving:
         if known_by == "chunk size":
             monkeypatch.setattr(model.generation_config, "prefill_chunk_size", 16, raising=False)
         declared = {"prompt_length": 40} if known_by == "declared length" else {}
-        cache = PrunedKeyCache(model, "grace", **WINDOWS, **declared)
+        cache = CompressedCache(model, "grace", **WINDOWS, **declared)
         for chunk in prompt.split(16, dim=1):
             if cache.get_seq_length():
                 with pytest.raises(CacheError, match="still coming in chunks; save the cache after the last chunk"):
@@ -586,13 +588,13 @@ class TestSaving:
             with torch.no_grad():
                 model(chunk, past_key_values=cache)
         cache.save(path)
-        loaded = PrunedKeyCache.load(path, model)
+        loaded = CompressedCache.load(path, model)
         assert same_bits(loaded, cache)
         assert loaded.layers[0].pruned_length == 32
 
     def test_before_the_attention_function_was_reached_is_refused(self, tiny, prompt, path):
         model = tiny(attention="sdpa", num_hidden_layers=1)
-        cache = PrunedKeyCache(model, "grace", **WINDOWS)
+        cache = CompressedCache(model, "grace", **WINDOWS)
         with torch.no_grad():
             model(prompt, past_key_values=cache)
         with pytest.raises(CacheError, match=r'write model\.set_attn_implementation\("grace_sdpa"\)'):

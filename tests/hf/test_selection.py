@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grace_opt.attention.provider import MaskProvider
-from grace_opt.hf import PrunedKeyCache, attention, attention_implementation, capture
+from grace_opt.hf import CompressedCache, attention, attention_implementation, capture_attention
 from grace_opt.kernels.decode.reference import causal_mask
 from tests.hf.matrix import model_of
 
@@ -28,7 +28,7 @@ def test_the_source_sees_all_keys_and_the_last_queries(tiny, prune, padded, gene
     cache = prune(model, provider=spy)
     generate(model, cache, prompt, mask)
     assert len(spy.seen) == 2, "once per layer, not once per token"
-    truth = capture(model, prompt, mask)
+    truth = capture_attention(model, prompt, mask)
     for layer, (queries, keys, valid) in enumerate(spy.seen):
         assert torch.equal(valid, mask.bool())
         real = mask.bool()[:, None, :, None]
@@ -125,9 +125,9 @@ def test_of_layers_that_share_a_cache_the_owner_alone_is_observed(chunk, prompt)
         seen.append(queries)
         return MaskProvider("mies", 0.5)(queries, keys, attention_mask)
 
-    cache = PrunedKeyCache(model, provider=spy, recent_window=8, observation_window=32, prompt_length=40)
+    cache = CompressedCache(model, provider=spy, recent_window=8, observation_window=32, prompt_length=40)
     with attention_implementation(model, "grace_sdpa"), torch.no_grad():
         for part in prompt.split(chunk, dim=1):
             model(part, past_key_values=cache)
     (queries,) = seen
-    torch.testing.assert_close(queries, capture(model, prompt)[1].queries[:, :, -32:])
+    torch.testing.assert_close(queries, capture_attention(model, prompt)[1].queries[:, :, -32:])

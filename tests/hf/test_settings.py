@@ -18,8 +18,8 @@ from grace_opt.attention.provider import DEFAULT_RATIO
 from grace_opt.errors import CalibrationError, OptionError
 from grace_opt.hf import (
     H2O,
-    PrunedKeyCache,
-    PruningConfig,
+    CacheConfig,
+    CompressedCache,
     Quantization,
     SnapKV,
     TopTokens,
@@ -62,24 +62,24 @@ def test_without_settings_keys_and_values_have_2_25_bits(pocket, monkeypatch, tm
         report = attached.cache.memory_report()
         assert 2 < report.bits <= 2.25
     assert torch.equal(*found)
-    assert PrunedKeyCache(model).pruning == attached.cache.pruning == PruningConfig(bits=2.25)
+    assert CompressedCache(model).pruning == attached.cache.pruning == CacheConfig(bits=2.25)
     with pytest.raises(OptionError, match="bits= gives every channel its own number"):
         attach(model, bits=2.25, ratio=DEFAULT_RATIO)
 
 
 @pytest.mark.parametrize("beside", BESIDE, ids=str)
 def test_what_makes_nothing_smaller_leaves_the_default(beside):
-    config = PruningConfig(**beside)
+    config = CacheConfig(**beside)
     assert (config.bits, config.ratio) == (2.25, 0.0)
-    assert config == PruningConfig(bits=2.25, **beside)
+    assert config == CacheConfig(bits=2.25, **beside)
 
 
 @pytest.mark.parametrize("alone", ALONE, ids=str)
 def test_a_setting_alone_drops_no_channel(alone, pocket):
     """KL .20 where int4 has .0185: 30 % of the channels went as well."""
     model, inputs = pocket
-    config = PruningConfig(**alone)
-    assert config == PruningConfig(ratio=0.0, **alone)
+    config = CacheConfig(**alone)
+    assert config == CacheConfig(ratio=0.0, **alone)
     assert not config.is_coded
     if "evict" in alone:  # the tokens that are kept, in all their channels
         with attach(model, **alone, recent_window=8) as attached:
@@ -107,9 +107,9 @@ def test_a_budget_that_drops_nothing_is_no_reason_to_drop_channels(pocket):
     ids=str,
 )
 def test_who_asks_for_channels_to_be_chosen_gets_the_usual_ratio(asks):
-    config = PruningConfig(**asks)
+    config = CacheConfig(**asks)
     assert (config.ratio, config.bits) == (DEFAULT_RATIO, None)
-    assert config == PruningConfig(ratio=DEFAULT_RATIO, **asks)
+    assert config == CacheConfig(ratio=DEFAULT_RATIO, **asks)
 
 
 @pytest.mark.parametrize("name", ["protect", "weight", "seed", "observation_window"])
@@ -119,25 +119,25 @@ def test_how_to_choose_without_a_choice_is_refused(name, beside, tiny):
     with pytest.raises(
         OptionError, match=rf"^{name}=.*without ratio= none is; write ratio=0.3 as well, or leave {name}"
     ):
-        PrunedKeyCache(tiny(), **{name: value}, **beside)
-    assert getattr(PruningConfig(**{name: value}, ratio=0.3, **beside), name) == value
+        CompressedCache(tiny(), **{name: value}, **beside)
+    assert getattr(CacheConfig(**{name: value}, ratio=0.3, **beside), name) == value
 
 
 def test_a_cache_that_pads_its_keys_is_not_the_default():
     with pytest.raises(OptionError, match=r"fused=False: write ratio=0\.3 as well, or evict= or quantize="):
-        PruningConfig(fused=False)
+        CacheConfig(fused=False)
     with pytest.raises(OptionError, match="fused=False"):
-        PruningConfig.from_dict({"fused": False})
-    assert PruningConfig(fused=False, quantize="int4").ratio == 0.0
+        CacheConfig.from_dict({"fused": False})
+    assert CacheConfig(fused=False, quantize="int4").ratio == 0.0
 
 
 class TestWhereBitsAreRefused:
     def test_the_bare_call_says_what_else_there_is(self, tiny):
         for given_model in (tiny(), tiny().config):
             with pytest.raises(CalibrationError, match=r"for bits=2\.25, the default; .*: write ratio=0\.3\)$"):
-                PrunedKeyCache(given_model)
+                CompressedCache(given_model)
             with pytest.raises(CalibrationError) as caught:
-                PrunedKeyCache(given_model, bits=2.25)
+                CompressedCache(given_model, bits=2.25)
             assert "ratio=" not in str(caught.value)
         with pytest.raises(CalibrationError, match=r"write ratio=0\.3\)$"):
             attach(tiny())
@@ -164,19 +164,19 @@ class TestChannelsChosenElsewhere:
     def test_need_no_ratio(self, tiny):
         masks = ChannelMask(torch.arange(16).expand(2, 2, 16) < 4)
         for chosen in ({"masks": masks}, {"provider": MaskProvider("think", 0.25)}):
-            assert PrunedKeyCache(tiny(), **chosen).pruning == PruningConfig(ratio=0.0)
-            beside = PruningConfig(evict="snapkv", recent_window=8)
-            assert PrunedKeyCache(tiny(), **chosen, pruning=beside).pruning == beside
+            assert CompressedCache(tiny(), **chosen).pruning == CacheConfig(ratio=0.0)
+            beside = CacheConfig(evict="snapkv", recent_window=8)
+            assert CompressedCache(tiny(), **chosen, pruning=beside).pruning == beside
             with pytest.raises(OptionError, match=r"leave out one \(bits=2\.25 is the default .*: ratio=0\.0 leaves"):
-                PrunedKeyCache(tiny(), **chosen, pruning=PruningConfig())
+                CompressedCache(tiny(), **chosen, pruning=CacheConfig())
             with pytest.raises(OptionError, match="already decides which channels go; leave out ratio"):
-                PrunedKeyCache(tiny(), **chosen, pruning=PruningConfig(ratio=0.5))
+                CompressedCache(tiny(), **chosen, pruning=CacheConfig(ratio=0.5))
 
     def test_static_masks_are_not_made_of_settings_that_drop_none(self, tiny):
         ids = [torch.arange(3, 40)]
         for pruning, says in (
-            (PruningConfig(), "bits= drops none: .* leave out pruning="),
-            (PruningConfig(evict="snapkv"), "pruning= drops none: give it ratio="),
+            (CacheConfig(), "bits= drops none: .* leave out pruning="),
+            (CacheConfig(evict="snapkv"), "pruning= drops none: give it ratio="),
         ):
             with pytest.raises(OptionError, match=says):
                 calibrate(tiny(), ids, pruning=pruning)
@@ -186,7 +186,7 @@ class TestChannelsChosenElsewhere:
 # Files and dicts from before
 
 
-#: What ``PruningConfig(...).to_dict()`` gave before bits were the default.
+#: What ``CacheConfig(...).to_dict()`` gave before bits were the default.
 BEFORE = {
     "method": "grace",
     "ratio": 0.3,
@@ -238,8 +238,8 @@ def file_of(path, settings, version="1"):
 )  # fmt: skip
 def test_complete_files_of_before_mean_what_they_meant(changes, means, tmp_path):
     settings = {**BEFORE, **changes}
-    assert PruningConfig.from_json(file_of(tmp_path / "cache.json", settings)) == PruningConfig(**means)
-    assert PruningConfig.from_dict(settings) == PruningConfig(**means)
+    assert CacheConfig.from_json(file_of(tmp_path / "cache.json", settings)) == CacheConfig(**means)
+    assert CacheConfig.from_dict(settings) == CacheConfig(**means)
 
 
 @pytest.mark.parametrize(
@@ -258,17 +258,17 @@ def test_complete_files_of_before_mean_what_they_meant(changes, means, tmp_path)
 )
 def test_a_ratio_that_a_file_of_before_leaves_out_is_the_usual_one(settings, means, tmp_path):
     path = file_of(tmp_path / "cache.json", settings)
-    assert PruningConfig.from_json(path) == PruningConfig(**means)
+    assert CacheConfig.from_json(path) == CacheConfig(**means)
 
 
 def test_files_of_today_mean_what_the_call_means(tmp_path):
     for settings in ({}, {"quantize": INT4}, {"recent_window": 8}):
-        again = PruningConfig.from_json(file_of(tmp_path / "cache.json", settings, version="2"))
-        assert again == PruningConfig.from_dict(settings)
-    assert PruningConfig.from_json(file_of(tmp_path / "cache.json", {}, version="2")).bits == 2.25
-    assert json.loads(PruningConfig().to_json())["version"] == "2"
+        again = CacheConfig.from_json(file_of(tmp_path / "cache.json", settings, version="2"))
+        assert again == CacheConfig.from_dict(settings)
+    assert CacheConfig.from_json(file_of(tmp_path / "cache.json", {}, version="2")).bits == 2.25
+    assert json.loads(CacheConfig().to_json())["version"] == "2"
     with pytest.raises(OptionError, match="has format version '3', and this grace_opt reads '2'"):
-        PruningConfig.from_json(file_of(tmp_path / "cache.json", {}, version="3"))
+        CacheConfig.from_json(file_of(tmp_path / "cache.json", {}, version="3"))
 
 
 # Bits at the ends
@@ -291,14 +291,14 @@ def test_more_bits_than_a_code_has_are_told_of_at_the_call(asked, pocket):
 def test_as_many_bits_as_a_code_has_are_nothing_to_tell_of(bits):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        PruningConfig(bits=bits)
+        CacheConfig(bits=bits)
 
 
 @given(st.floats(max_value=0) | st.floats(min_value=16, exclude_min=True))
 def test_other_numbers_of_bits_are_refused(bits):
     for asked in ({"bits": bits}, {"key_bits": bits, "value_bits": 2}, {"key_bits": 2, "value_bits": bits}):
         with pytest.raises(OptionError, match=r"_?bits=.*: give a number > 0 and <= 16"):
-            PruningConfig(**asked)
+            CacheConfig(**asked)
 
 
 # Caches of others in the block
@@ -329,9 +329,9 @@ def test_tune_measures_what_was_asked_first():
     assert names[:2] == ["bits 3", "bits 2"]
     for one in default_candidates(700):
         if one.pruning is not None:  # what it shows is what it measures
-            assert eval(f"PruningConfig({one.words})", vars(transformers) | globals()) == one.pruning
+            assert eval(f"CacheConfig({one.words})", vars(transformers) | globals()) == one.pruning
 
 
 def test_the_harness_takes_settings_alone():
     settings, _ = split_arguments({"evict": {"name": "snapkv", "budget": 99}, "quantize": {"keys": 4}}, [])
-    assert PruningConfig(**settings).ratio == 0.0
+    assert CacheConfig(**settings).ratio == 0.0

@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 
 from grace_opt.cli.app import app
 from grace_opt.errors import CalibrationError, OptionError
-from grace_opt.hf import calibrate_basis, capture, export_static
+from grace_opt.hf import calibrate_basis, capture_attention, export_static
 from grace_opt.hf.bits import calibrate as calibrate_room
 from grace_opt.hf.bits.basis import identity_basis
 from grace_opt.hf.bits.classes import SINKS
 from grace_opt.hf.bits.codebooks import WIDTHS, codebooks, distortions
 from grace_opt.hf.bits.export import _Spread, _starts
 from grace_opt.hf.bits.static import FORMAT, StaticCoders
-from grace_opt.hf.capture import record
 from grace_opt.hf.models import load_pocket
+from grace_opt.hf.recording import record
 from grace_opt.kernels.coding import fitted
 from tests.hf.matrix import model_of
 
@@ -52,7 +52,7 @@ def exported(calibrated, tmp_path_factory):
 def stored(model, text):
     """Keys and values of a text, by layer and kind, ``(H, n, d)`` in float64."""
     found = {}
-    for layer, seen in capture(model, text[None]).items():
+    for layer, seen in capture_attention(model, text[None]).items():
         found[layer, "keys"], found[layer, "values"] = seen.keys[0].double().numpy(), seen.values[0].double().numpy()
     return found
 
@@ -126,7 +126,7 @@ def test_numbers_without_a_code_are_refused(number, exported):
 def test_products_need_no_restored_keys(exported):
     """What a kernel does: the queries go into the coordinates, once, and meet the levels there."""
     model, _, path, made = exported
-    file, seen = load_file(path), capture(model, ids(70, seed=3)[None])[1]
+    file, seen = load_file(path), capture_attention(model, ids(70, seed=3)[None])[1]
     keys, query = seen.keys[0], seen.queries[0, 2, -1].double().numpy()  # of the second KV head, which two share
     _, coordinates, _, _ = coded(file, 1, "keys", 1, keys[1].double().numpy())
     moved = query @ file["layers.1.keys.decode"][1].astype(np.float64).T

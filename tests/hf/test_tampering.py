@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from grace_opt.attention.masks import FILE_FORMAT, ChannelMask
 from grace_opt.errors import CacheError, GraceError, MaskError
-from grace_opt.hf import H2O, PrunedKeyCache, PruningConfig, Quantization, SnapKV, saving
+from grace_opt.hf import H2O, CacheConfig, CompressedCache, Quantization, SnapKV, saving
 from tests.hf.test_saving import filled, go_on, kind, same_bits  # noqa: F401  (a fixture)
 
 KINDS = ["plain", "evicted", kind("all at once"), "sliding and full", "empty"]
@@ -119,21 +119,21 @@ def test_whatever_changes_without_the_digest_is_told(saved):
                 continue
             save_file({**tensors, name: other}, path, metadata)
             with pytest.raises(CacheError, match=r"cache\.safetensors"):
-                pytest.fail(f"{name}, {what}: {PrunedKeyCache.load(path, model)}")
+                pytest.fail(f"{name}, {what}: {CompressedCache.load(path, model)}")
         save_file({key: t for key, t in tensors.items() if key != name}, path, metadata)
         with pytest.raises(CacheError, match="digest"):
-            PrunedKeyCache.load(path, model)
+            CompressedCache.load(path, model)
     save_file({**tensors, "more": torch.ones(1)}, path, metadata)
     with pytest.raises(CacheError, match="digest"):
-        PrunedKeyCache.load(path, model)
+        CompressedCache.load(path, model)
     for name, text in metadata.items():
         less = {key: value for key, value in metadata.items() if key != name}
         for other in (less, {**less, name: text + " "}, {**less, name: ""}, {**less, name: "{" * 100_000}):
             save_file(tensors, path, other)
             with pytest.raises(CacheError, match=r"cache\.safetensors"):
-                PrunedKeyCache.load(path, model)
+                CompressedCache.load(path, model)
     save_file(tensors, path, metadata)
-    assert same_bits(PrunedKeyCache.load(path, model), cache)
+    assert same_bits(CompressedCache.load(path, model), cache)
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_a_byte_changed_anywhere(filled, tmp_path):  # noqa: F811
     for at in [*range(0, 200), *range(200, len(whole), 97)]:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
         try:
-            loaded = PrunedKeyCache.load(path, model)
+            loaded = CompressedCache.load(path, model)
         except CacheError:
             continue
         assert same_bits(loaded, cache), at
@@ -155,7 +155,7 @@ def test_a_byte_changed_anywhere(filled, tmp_path):  # noqa: F811
 def usable(path, model, what):
     """Load and go on by one token: works, or says why not; a width that fits all else is left to the model's own."""
     try:
-        loaded = PrunedKeyCache.load(path, model)
+        loaded = CompressedCache.load(path, model)
     except CacheError as error:
         return str(error)
     try:
@@ -225,7 +225,7 @@ def test_indices_and_lengths_by_name(change, filled, tmp_path):  # noqa: F811
             kept[0, 0, -1] = 16
     saving.FILE_FORMAT.write(path, tensors, about)
     with pytest.raises(CacheError, match=r"cache\.safetensors: layer 1 of the saved cache: (kept_indices|length=33)"):
-        PrunedKeyCache.load(path, model)
+        CompressedCache.load(path, model)
 
 
 def test_older_tokens_of_which_none_are_stored(filled, tmp_path):  # noqa: F811
@@ -240,7 +240,7 @@ def test_older_tokens_of_which_none_are_stored(filled, tmp_path):  # noqa: F811
             tensors[name] = tensor[..., :0].contiguous()
     saving.FILE_FORMAT.write(path, tensors, about)
     with pytest.raises(CacheError, match="for 0 stored tokens"):
-        PrunedKeyCache.load(path, model)
+        CompressedCache.load(path, model)
 
 
 def test_another_models_file_is_refused_before_anything_else(filled, tiny, tmp_path):  # noqa: F811
@@ -249,11 +249,11 @@ def test_another_models_file_is_refused_before_anything_else(filled, tiny, tmp_p
     with pytest.raises(
         CacheError, match=r"saved for another model .*num_hidden_layers: 2 in the file, 3 in this model"
     ):
-        PrunedKeyCache.load(tmp_path / "x", tiny(num_hidden_layers=3))
+        CompressedCache.load(tmp_path / "x", tiny(num_hidden_layers=3))
     about, tensors = saving.FILE_FORMAT.read(tmp_path / "x")
     saving.FILE_FORMAT.write(tmp_path / "x", tensors, {**about, "fingerprint": {}})
     with pytest.raises(CacheError, match=r"saved for another model .*head_dim: None in the file"):
-        PrunedKeyCache.load(tmp_path / "x", tiny())
+        CompressedCache.load(tmp_path / "x", tiny())
 
 
 def test_masks(tmp_path):
@@ -302,14 +302,14 @@ def test_masks(tmp_path):
 @pytest.mark.parametrize(
     "config",
     [
-        PruningConfig(),
-        PruningConfig(ratio=0.3),
-        PruningConfig(ratio=[0.25, 0.5], protect=(0.1, 0.2), tail_block=8, evict=SnapKV(budget=64)),
-        PruningConfig(method="local_search", kept_channels=9, options={"start": "think"}, quantize=Quantization()),
-        PruningConfig(evict=H2O(budget=64)),
-        PruningConfig(bits=2.25),
-        PruningConfig(key_bits=4, value_bits=2, basis="none"),
-        PruningConfig(total_bytes=10**6, basis="prompt"),
+        CacheConfig(),
+        CacheConfig(ratio=0.3),
+        CacheConfig(ratio=[0.25, 0.5], protect=(0.1, 0.2), tail_block=8, evict=SnapKV(budget=64)),
+        CacheConfig(method="local_search", kept_channels=9, options={"start": "think"}, quantize=Quantization()),
+        CacheConfig(evict=H2O(budget=64)),
+        CacheConfig(bits=2.25),
+        CacheConfig(key_bits=4, value_bits=2, basis="none"),
+        CacheConfig(total_bytes=10**6, basis="prompt"),
     ],
 )
 def test_every_setting_of_a_file(config):
@@ -319,10 +319,10 @@ def test_every_setting_of_a_file(config):
         for value in (*VALUES, [None], ["x"], [[], {}], {"name": []}, [0.5, math.nan], {"a": 1}, "\ud800"):
             changed = changed_at(whole, at, lambda owner, key, v=value: owner.__setitem__(key, v))
             try:
-                PruningConfig.from_dict(changed)
+                CacheConfig.from_dict(changed)
             except GraceError:
                 continue
             except Exception as error:
                 pytest.fail(f"{at}={value!r}: {type(error).__name__}: {error}")
         with suppress(GraceError):
-            PruningConfig.from_dict(changed_at(whole, at, lambda owner, key: owner.__delitem__(key)))
+            CacheConfig.from_dict(changed_at(whole, at, lambda owner, key: owner.__delitem__(key)))

@@ -21,7 +21,7 @@ pytest.importorskip("matplotlib")
 
 from grace_opt.cli.app import app
 from grace_opt.errors import EvaluationError, OptionError
-from grace_opt.hf import PrunedKeyCache, PruningConfig, SnapKV, attach, attention_implementation, tune
+from grace_opt.hf import CacheConfig, CompressedCache, SnapKV, attach, attention_implementation, tune
 from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs, stored_bits
 from grace_opt.hf.models import load_pocket
 from grace_opt.hf.tune import Candidate, call, measuring, recommend, rows, windows
@@ -31,9 +31,9 @@ from grace_opt.hf.tune.foreign import quantized_bits
 from grace_opt.sweep import Interval
 
 pocket = functools.cache(load_pocket)
-PRUNED = Candidate("ratio 0.5", "pruned", PruningConfig(ratio=0.5), words="ratio=0.5")
+PRUNED = Candidate("ratio 0.5", "pruned", CacheConfig(ratio=0.5), words="ratio=0.5")
 EVICTED = Candidate(
-    "SnapKV", "evict=", PruningConfig(ratio=0.0, evict=SnapKV(budget=80)), words="evict=SnapKV(budget=80)"
+    "SnapKV", "evict=", CacheConfig(ratio=0.0, evict=SnapKV(budget=80)), words="evict=SnapKV(budget=80)"
 )
 FEW = {"windows": 2, "tokens": 256, "later": 24, "progress": False}
 
@@ -138,7 +138,7 @@ def test_numbers_are_those_of_caches_that_the_model_fills_itself(texts, one) -> 
     model = pocket()[0]
     (window,) = cut(texts, count=1)
     row, *times = measuring.Measurer(model, [window], {one.name: one})({"setting": one.name, "place": 0, "timed": True})
-    caches = DynamicCache(config=model.config), PrunedKeyCache(model, pruning=one.pruning)
+    caches = DynamicCache(config=model.config), CompressedCache(model, pruning=one.pruning)
     with attention_implementation(model, "grace_sdpa"), torch.no_grad():
         for cache in caches:
             model(window.context, past_key_values=cache)
@@ -170,13 +170,13 @@ class TooShort(Candidate):
     """Makes a cache that compresses nothing yet."""
 
     def make(self, model):
-        return PrunedKeyCache(model, ratio=0.5, prompt_length=10_000)
+        return CompressedCache(model, ratio=0.5, prompt_length=10_000)
 
 
 @pytest.mark.slow
 def test_what_does_not_prove_that_it_was_compressed_is_named_and_not_shown(texts, monkeypatch) -> None:
     model, tokenizer = pocket()
-    bad = [Dense("dense", "x", PruningConfig()), TooShort("too short", "x", PruningConfig())]
+    bad = [Dense("dense", "x", CacheConfig()), TooShort("too short", "x", CacheConfig())]
     result = tune(model, tokenizer, texts, candidates=[*bad, PRUNED], **FEW)
     assert [row.name for row in result.rows] == ["ratio 0.5"]
     assert "quantised nothing" in result.left_out["dense"]
@@ -227,7 +227,7 @@ def row_of(name: str, share: float, kl: float, ours: bool = True, bits: float = 
     one = Interval(0.5, 0.4, 0.6, 5)
     means = dict.fromkeys(("key_bits", "value_bits", "bytes", "top1", "nll", "retrieval"), one)
     return rows.TuneRow(
-        candidate=Candidate(name, FAMILIES[0], PruningConfig() if ours else None),
+        candidate=Candidate(name, FAMILIES[0], CacheConfig() if ours else None),
         windows=5,
         share=replace(one, estimate=share),
         bits=replace(one, estimate=bits),
@@ -276,7 +276,7 @@ def test_settings_are_compared_on_the_same_windows() -> None:
     cell = dict.fromkeys(rows.MEANS, 0.5)
     cell |= dict.fromkeys(("found", "kept", "asked", "dense_found", "compressed_tokens", "tokens"), 1)
     measured = {(name, n): [cell | {"kl": n + 1.0}] for name in ("a", "b") for n in range(3)}
-    candidates = [Candidate(name, "x", PruningConfig()) for name in ("a", "b")]
+    candidates = [Candidate(name, "x", CacheConfig()) for name in ("a", "b")]
     del measured["b", 2]
     assert [(row.name, row.windows, row.kl.estimate) for row in rows.rows_of(candidates, measured, 0)] == [
         ("a", 2, 1.5),
@@ -398,7 +398,7 @@ def test_a_time_limit_says_what_was_left_out(texts, monkeypatch) -> None:
     assert result.out_of_time
     assert result.recommendation is None
     assert result.left_out == {"ratio 0.5": "not measured before the time limit"}
-    coded = Candidate("bits 3", "bits=", PruningConfig(bits=3.0))
+    coded = Candidate("bits 3", "bits=", CacheConfig(bits=3.0))
 
     def reads_a_text(model, wanted, *, tokenizer, advance):
         advance(1)
@@ -472,7 +472,7 @@ def test_the_command_writes_settings_that_attach_and_the_demo_take(run, tmp_path
         next(other.parameters()).add_(1)
     with pytest.raises(OptionError, match=r"cache.json were measured on another model \(the weights differ"):
         attach(other, pruning=file)
-    assert PruningConfig.from_json(file) == EVICTED.pruning  # the settings alone fit any model
+    assert CacheConfig.from_json(file) == EVICTED.pruning  # the settings alone fit any model
 
 
 @pytest.mark.slow
@@ -500,7 +500,7 @@ def test_exit_codes_mean_something(run, tmp_path, monkeypatch, books) -> None:
     assert shown.exit_code == 2
     assert "line 2 is no JSON" in shown.stderr
     assert run("--out", tmp_path / "new", "--time-limit", 1e-9).exit_code == 3
-    monkeypatch.setattr(call, "default_candidates", lambda *rest, **given: [Dense("dense", "x", PruningConfig())])
+    monkeypatch.setattr(call, "default_candidates", lambda *rest, **given: [Dense("dense", "x", CacheConfig())])
     shown = run("--out", tmp_path / "third")
     assert shown.exit_code == 4
     assert "quantised nothing" in shown.output

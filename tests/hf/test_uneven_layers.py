@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from grace_opt.errors import CacheError
-from grace_opt.hf import PrunedKeyCache, attach
+from grace_opt.hf import CompressedCache, attach
 from grace_opt.hf.fingerprint import fingerprint
 from tests.hf.conftest import OBSERVED, RECENT, SIZES
 from tests.hf.every_family import sizes_of
@@ -58,13 +58,13 @@ def test_is_coded(tmp_path) -> None:
         model.generate(ids, **GREEDY)
     assert attached.cache.memory_report().bits == pytest.approx(3, abs=0.01)
     attached.cache.save(tmp_path / "cache.safetensors")
-    assert PrunedKeyCache.load(tmp_path / "cache.safetensors", model).get_seq_length() == 157
+    assert CompressedCache.load(tmp_path / "cache.safetensors", model).get_seq_length() == 157
 
 
 def test_layers_of_full_attention_that_differ_are_refused_by_name() -> None:
     config = transformers.LlamaConfig(**SIZES, per_layer_config={1: {"head_dim": 32}})
     with pytest.raises(CacheError, match=r"llama has layers of full attention with head_dim of \['16', '32'\]"):
-        PrunedKeyCache(config)
+        CompressedCache(config)
 
 
 def test_other_numbers_of_heads_are_refused_by_name() -> None:
@@ -73,4 +73,4 @@ def test_other_numbers_of_heads_are_refused_by_name() -> None:
     config = kind(**sizes_of(kind, {}, 12))
     assert "num_attention_heads" in config.per_layer_attributes
     with pytest.raises(CacheError, match="has no full-attention layer whose keys could be pruned"):
-        PrunedKeyCache(config)
+        CompressedCache(config)

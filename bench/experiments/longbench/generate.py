@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from grace_opt.errors import OptionError
-from grace_opt.hf import H2O, PruningConfig, SnapKV, attach
+from grace_opt.hf import H2O, CacheConfig, SnapKV, attach
 from grace_opt.hf.models import POCKET_FOLDER, ModelError, disable_progress_bars, load_model
 
 RECENT = OBSERVED = WINDOW = 32
@@ -55,7 +55,7 @@ class Setting:
 
     def check(self) -> None:
         """Raise an `OptionError` if no cache can be made of it: before a sweep starts, not in its cells."""
-        PruningConfig(**self.arguments())
+        CacheConfig(**self.arguments())
 
     def arguments(self) -> dict[str, Any]:
         """What `attach` takes."""

@@ -26,11 +26,11 @@ from ..._util.parameters import flag, integer
 from ..._util.warning import warn
 from ...errors import CacheError, CalibrationError
 from ..arguments import require_model
-from ..capture import AttentionCall, record
 from ..evaluated import evaluated
 from ..fingerprint import fingerprint
 from ..placement import input_device
 from ..prunable import prunable_layers, text_config
+from ..recording import AttentionCall, record
 from ..texts import digest, given_texts, token_ids
 from .calibrated import CalibratedBasis
 from .classes import SINKS, WINDOW

@@ -28,10 +28,10 @@ from ...errors import CalibrationError, OptionError
 from ...kernels.coding import fitted
 from ...kernels.steps import lower_hulls, within_budget
 from ..arguments import require_model
-from ..capture import AttentionCall, record
 from ..fingerprint import fingerprint
 from ..placement import input_device
 from ..prunable import text_config
+from ..recording import AttentionCall, record
 from ..texts import shipped_texts, token_ids
 from .at_hand import basis_for, tokenizer_of
 from .basis import Basis

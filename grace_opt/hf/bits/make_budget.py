@@ -33,7 +33,7 @@ def budget_of(
 
     Parameters
     ----------
-    config : PruningConfig
+    config : CacheConfig
         With ``is_coded``.
     model : PreTrainedModel or PreTrainedConfig
         Whose basis is wanted.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import CalibrationError
-from ..capture import AttentionCall
+from ..recording import AttentionCall
 from .basis import Basis, energy_in, joint_basis
 from .classes import SINKS, WINDOW, class_sizes, token_weights
 from .importance import attention_moments, observed_queries

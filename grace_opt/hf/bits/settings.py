@@ -1,6 +1,6 @@
 """Which settings of a cache give bits to channels, and what they may be combined with.
 
-When: `grace_opt.hf.PruningConfig` checks itself.
+When: `grace_opt.hf.CacheConfig` checks itself.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check_given_bits(given: Mapping[str, Any]) -> None:
 
 
 def check_bits(config: Any) -> None:
-    """Check the settings of a `PruningConfig` that concern bits, and make numbers plain.
+    """Check the settings of a `CacheConfig` that concern bits, and make numbers plain.
 
     Raises
     ------

@@ -3,7 +3,7 @@
 When: to compare settings, or methods of other people, on texts of your own. Read a prompt with a dense cache and with
 a smaller one, feed both the same later tokens (`next_token_log_probs`), and compare (`compare_predictions`): all layers
 count at once. `ask` scores the answer to a question that comes after the cache was compressed, so that no query of the
-prompt had looked for it. Quality without size says little: `stored_bits` counts what a `PrunedKeyCache` holds, and
+prompt had looked for it. Quality without size says little: `stored_bits` counts what a `CompressedCache` holds, and
 `stated_bits` takes the count of a method that only reconstructs tensors. Both refuse what was not compressed.
 
 Source: KL divergence by next token is llama.cpp's test of quantised weights; retrieval follows Kamradt's

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ...errors import EvaluationError
 from ..attention import MAX_FUSED_QUERIES
-from ..cache import PrunedKeyCache
+from ..cache import CompressedCache
 from .checks import check_cache, check_distributions, check_log_probs, check_tokens
 
 #: Number of distributions compared at a time: all at once would be slower.
@@ -51,7 +51,7 @@ def next_token_log_probs(model: PreTrainedModel, cache: Any, input_ids: Tensor) 
     Parameters
     ----------
     model : PreTrainedModel
-        With the attention ``"grace_sdpa"`` or ``"grace_eager"`` if the cache is a `PrunedKeyCache`.
+        With the attention ``"grace_sdpa"`` or ``"grace_eager"`` if the cache is a `CompressedCache`.
     cache : Cache
         Holds the tokens before; it grows by those fed.
     input_ids : Tensor
@@ -71,7 +71,7 @@ def next_token_log_probs(model: PreTrainedModel, cache: Any, input_ids: Tensor) 
     if input_ids.shape[1] < 2:
         raise EvaluationError("input_ids has too few tokens: give at least two tokens")
     check_cache(cache)
-    few = isinstance(cache, PrunedKeyCache) and cache.pruning.read is not None
+    few = isinstance(cache, CompressedCache) and cache.pruning.read is not None
     passes = torch.split(input_ids, MAX_FUSED_QUERIES if few else input_ids.shape[1], dim=1)
     found = [model(part, past_key_values=cache).logits[0].double().log_softmax(-1) for part in passes]
     found_logits = torch.cat(found)

@@ -14,7 +14,7 @@ from ..._util.parameters import integer, number
 from ...errors import EvaluationError
 from ..bits.coded import CodedTokens
 from ..by_heads import ByHeads
-from ..cache import PrunedKeyCache
+from ..cache import CompressedCache
 from ..layer import PrunedKeyLayer
 from ..report import tensors_in
 from ..storage import Compressed
@@ -46,7 +46,7 @@ class StoredBits:
         return self.mean_bits / DENSE_BITS
 
 
-def stored_bits(cache: PrunedKeyCache) -> StoredBits:
+def stored_bits(cache: CompressedCache) -> StoredBits:
     """Count the bits of a compressed cache, with everything: scales, zero points, indices, places of tokens, classes.
 
     As if the model had 16 bits: floating-point numbers of more count as 16, all else as it is stored. Room to grow does
@@ -63,14 +63,14 @@ def stored_bits(cache: PrunedKeyCache) -> StoredBits:
     >>> model, tokenizer = load_pocket()
     >>> ids = tokenizer("the quiet river runs past the old mill . " * 20, return_tensors="pt").input_ids
     >>> model.set_attn_implementation("grace_sdpa")
-    >>> cache = PrunedKeyCache(model, ratio=0.5)
+    >>> cache = CompressedCache(model, ratio=0.5)
     >>> _ = model(ids, past_key_values=cache)
     >>> found = stored_bits(cache)
     >>> found.value_bits, 8 < found.key_bits < 9  # half of the keys, and their indices
     (16.0, True)
     """
-    if not isinstance(cache, PrunedKeyCache):
-        raise EvaluationError(f"{type(cache).__name__} is no PrunedKeyCache: count its bits and call stated_bits")
+    if not isinstance(cache, CompressedCache):
+        raise EvaluationError(f"{type(cache).__name__} is no CompressedCache: count its bits and call stated_bits")
     bits, elements, dense, everything = [0.0, 0.0], [0, 0], 0, 0
     for layer in cache.layers:
         if not isinstance(layer, PrunedKeyLayer) or layer.tail is None:  # another kind of layer, which stays as it is

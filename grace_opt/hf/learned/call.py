@@ -22,8 +22,8 @@ from ...attention.masks import ChannelMask
 from ...attention.provider import DEFAULT_RATIO
 from ...errors import CalibrationError, OptionError, ProblemError
 from ..arguments import require_model
-from ..cache import PrunedKeyCache
-from ..config import PruningConfig
+from ..cache import CompressedCache
+from ..config import CacheConfig
 from ..evaluated import evaluated
 from ..fingerprint import fingerprint
 from ..texts import all_token_ids, digest
@@ -52,7 +52,7 @@ def learn_masks(
     tokens: int = TOKENS,
     queries: int = QUERIES,
     steps: tuple[int, int] = STEPS,
-    recent_window: int = PruningConfig.recent_window,
+    recent_window: int = CacheConfig.recent_window,
     sink_tokens: int = 0,
     dense_layers: int = 0,
     seed: int = 0,
@@ -106,7 +106,7 @@ def learn_masks(
     Returns
     -------
     ChannelMask
-        ``(prunable layers, H, d)``, with the model's fingerprint, for ``PrunedKeyCache(model, masks=...)``.
+        ``(prunable layers, H, d)``, with the model's fingerprint, for ``CompressedCache(model, masks=...)``.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def learn_masks(
     seed = integer("seed", seed, at_least=0)
     limit = number("time_limit", time_limit, above=0, optional=True)
     # The same checks and layers as the cache that will use the masks.
-    cache = PrunedKeyCache(
+    cache = CompressedCache(
         model, "mies", ratio, recent_window=recent_window, sink_tokens=sink_tokens, dense_layers=dense_layers
     )
     recent_window, sink_tokens = cache.pruning.recent_window, cache.pruning.sink_tokens

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from ...errors import CacheError, CalibrationError
 from ..bits.projection import projection_weights
-from ..capture import AttentionCall, record
 from ..placement import input_device
+from ..recording import AttentionCall, record
 from .objective import LayerSample, sample_of
 
 #: Largest difference, as a share of the output's largest number, between a model's attention and what we recompute.

@@ -14,11 +14,11 @@ from transformers import AutoTokenizer
 
 from ...errors import OptionError
 from ..arguments import OTHER_NAMES_OF_SETTINGS, advice
-from ..config import PruningConfig
+from ..config import CacheConfig
 from ..models import POCKET_FOLDER
 
-#: Settings of a cache, as in `PruningConfig`; ``pruning`` has all of them.
-SETTINGS = (*(field.name for field in fields(PruningConfig)), "pruning")
+#: Settings of a cache, as in `CacheConfig`; ``pruning`` has all of them.
+SETTINGS = (*(field.name for field in fields(CacheConfig)), "pruning")
 #: Settings that are dicts in JSON and objects in Python.
 _OBJECTS = ("evict", "quantize")
 #: Arguments of ``from_pretrained`` that are other names of settings elsewhere.
@@ -31,14 +31,14 @@ def split_arguments(given: Mapping[str, Any], known: Iterable[str]) -> tuple[dic
     Parameters
     ----------
     given : mapping
-        All arguments by name. ``evict`` and ``quantize`` may be the dicts that ``PruningConfig.to_dict`` has.
+        All arguments by name. ``evict`` and ``quantize`` may be the dicts that ``CacheConfig.to_dict`` has.
     known : iterable of str
         The harness's own names. Others go to ``from_pretrained``, as the harness has it, unless they are nearly ours.
 
     Returns
     -------
     settings, others : dict
-        For `PrunedKeyCache`, and for the harness's model.
+        For `CompressedCache`, and for the harness's model.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def split_arguments(given: Mapping[str, Any], known: Iterable[str]) -> tuple[dic
 
 def _object(name: str, value: Any) -> Any:
     if name in _OBJECTS and isinstance(value, Mapping):
-        return getattr(PruningConfig.from_dict({name: value}), name)
+        return getattr(CacheConfig.from_dict({name: value}), name)
     return value
 
 

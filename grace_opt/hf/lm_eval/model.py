@@ -28,7 +28,7 @@ from tqdm import tqdm
 from ... import __version__
 from ..._util.optional import require
 from ...errors import OptionError
-from ..cache import PrunedKeyCache
+from ..cache import CompressedCache
 from ..implementation import attention_implementation, base_for
 from .arguments import model_arguments, split_arguments
 from .pieces import Piece, Prompt, Tokens, by_prompt, left_padded, piece_of
@@ -48,18 +48,18 @@ LOG = logging.getLogger("lm_eval.grace_opt")
 
 @register_model("grace")
 class GraceLM(HFLM):
-    """A causal language model whose prompts are read into a `PrunedKeyCache`.
+    """A causal language model whose prompts are read into a `CompressedCache`.
 
     Parameters
     ----------
     pretrained : str or PreTrainedModel
         As in ``HFLM``; also ``pocket``, the model that ships with grace_opt, and the path of a ``.gguf`` file.
     **given
-        Settings of the cache, as in `PruningConfig`, or ``pruning``, all of them; and all arguments of ``HFLM``.
+        Settings of the cache, as in `CacheConfig`, or ``pruning``, all of them; and all arguments of ``HFLM``.
 
     Attributes
     ----------
-    pruning : PruningConfig
+    pruning : CacheConfig
         The settings.
     tallies : dict
         A `Tally` for each task.
@@ -79,7 +79,7 @@ class GraceLM(HFLM):
         super().__init__(**model_arguments(pretrained, others))
         if self.backend != "causal":
             raise OptionError(f"{pretrained} is an encoder-decoder; only decoder-only models have a cache of ours")
-        first = PrunedKeyCache(self.model, **settings)
+        first = CompressedCache(self.model, **settings)
         self.pruning, self._identity = first.pruning, first.fingerprint()
         self.tallies: dict[str, Tally] = {}
         self._tally = Tally()
@@ -204,13 +204,13 @@ class GraceLM(HFLM):
                         self._tally.count(compressed[row], tokens=len(targets), behind=behind_cache)
         return answers
 
-    def _read(self, ids: Tensor, mask: Tensor, wanted: int) -> tuple[PrunedKeyCache, Tensor, list[bool]]:
+    def _read(self, ids: Tensor, mask: Tensor, wanted: int) -> tuple[CompressedCache, Tensor, list[bool]]:
         """Read prompts into a new cache; return it, their last ``wanted`` logits, and which of them are compressed."""
-        cache = PrunedKeyCache(self.model, pruning=self.pruning, prompt_length=ids.shape[1])
+        cache = CompressedCache(self.model, pruning=self.pruning, prompt_length=ids.shape[1])
         logits = self._forward(cache, ids, mask, wanted)
         return cache, logits, self._tally.measure(cache, mask)
 
-    def _feed(self, cache: PrunedKeyCache, mask: Tensor, rows: list[int], fed: Sequence[Tokens]) -> Tensor:
+    def _feed(self, cache: CompressedCache, mask: Tensor, rows: list[int], fed: Sequence[Tokens]) -> Tensor:
         """Feed tokens behind these rows of a cache, which then holds only them, and return the logits.
 
         Shorter ones are padded on the right, where padding changes nothing before it. Where tokens after the prompt are
@@ -229,7 +229,7 @@ class GraceLM(HFLM):
         return torch.cat(logits, dim=1)
 
     @torch.no_grad()
-    def _forward(self, cache: PrunedKeyCache, ids: Tensor, mask: Tensor, wanted: int) -> Tensor:
+    def _forward(self, cache: CompressedCache, ids: Tensor, mask: Tensor, wanted: int) -> Tensor:
         """Feed tokens, and return the logits after the last ``wanted`` of them."""
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         only = {"logits_to_keep": max(wanted, 1)} if self._keeps_logits else {}

@@ -13,17 +13,17 @@ from torch import Tensor
 
 from ..bits.code_prompt import MIN_TOKENS
 from ..bits.coded import CodedTokens
-from ..cache import PrunedKeyCache
-from ..config import PruningConfig
+from ..cache import CompressedCache
+from ..config import CacheConfig
 from ..layer import PrunedKeyLayer
 
 
-def least_tokens(pruning: PruningConfig) -> int:
+def least_tokens(pruning: CacheConfig) -> int:
     """Return how many tokens a prompt must have, at least, for any of them to be compressed.
 
     Examples
     --------
-    >>> least_tokens(PruningConfig(ratio=0.5)), least_tokens(PruningConfig(bits=2.25))
+    >>> least_tokens(CacheConfig(ratio=0.5)), least_tokens(CacheConfig(bits=2.25))
     (33, 100)
     """
     dense = pruning.recent_window + pruning.sink_tokens
@@ -33,12 +33,12 @@ def least_tokens(pruning: PruningConfig) -> int:
     return dense + (pruning.quantize.group_size if groups and pruning.quantize is not None else 1)
 
 
-def compressed_rows(cache: PrunedKeyCache, lengths: Sequence[int]) -> list[bool]:
+def compressed_rows(cache: CompressedCache, lengths: Sequence[int]) -> list[bool]:
     """Say of each sequence of a batch whether any of its tokens is compressed, in all layers that can be.
 
     Parameters
     ----------
-    cache : PrunedKeyCache
+    cache : CompressedCache
         After the prompt, and before anything else is fed.
     lengths : sequence of int
         Number of real tokens of each sequence.
@@ -94,7 +94,7 @@ class Tally:
     dense_bytes: float = 0.0
     bits: tuple[float, int] = (0.0, 0)
 
-    def measure(self, cache: PrunedKeyCache, mask: Tensor) -> list[bool]:
+    def measure(self, cache: CompressedCache, mask: Tensor) -> list[bool]:
         """Count a batch of prompts that have just been read; ``mask`` ``(B, S)`` is 1 at real tokens.
 
         Returns

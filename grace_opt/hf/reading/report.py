@@ -1,6 +1,6 @@
 """What was read, and what the unread tokens' attention could have been at most: `ReadTally` and `ReadReport`.
 
-When: every step adds to its layer's tally, without waiting for the device; `grace_opt.hf.PrunedKeyCache.read_report`
+When: every step adds to its layer's tally, without waiting for the device; `grace_opt.hf.CompressedCache.read_report`
 adds up.
 """
 

@@ -94,7 +94,7 @@ def tune(
         Number of windows, tokens of each (None: the longest of 768, 512, 384 and 256 that fits), and how many of
         these are fed after the rest was compressed.
     basis : str or path
-        Of the budgeted cache, as in `PruningConfig`.
+        Of the budgeted cache, as in `CacheConfig`.
     seed : int
         Decides hidden facts and resampling: equal seeds, equal answers, but for times.
     folder : path, optional
@@ -122,9 +122,9 @@ def tune(
     --------
     >>> from grace_opt.hf.models import load_pocket
     >>> from grace_opt.hf.tune import Candidate
-    >>> from grace_opt.hf import PruningConfig
+    >>> from grace_opt.hf import CacheConfig
     >>> model, tokenizer = load_pocket()
-    >>> one = Candidate("ratio 0.5", "pruned", PruningConfig(ratio=0.5))
+    >>> one = Candidate("ratio 0.5", "pruned", CacheConfig(ratio=0.5))
     >>> text = "the quiet river runs past the old mill . " * 80
     >>> result = tune(model, tokenizer, text, candidates=[one], windows=2, tokens=256, progress=False)
     >>> result.rows[0].windows, result.config.ratio

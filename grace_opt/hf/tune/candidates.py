@@ -19,8 +19,8 @@ from transformers.cache_utils import QuantizedCache
 from ..._util.optional import pip_install
 from ...errors import OptionError
 from ..bits.settings import CALIBRATED
-from ..cache import PrunedKeyCache
-from ..config import PruningConfig
+from ..cache import CompressedCache
+from ..config import CacheConfig
 from ..eviction import SnapKV
 from ..quantization import Quantization
 
@@ -51,7 +51,7 @@ class Candidate:
         In tables; unique.
     family : str
         One of `FAMILIES`.
-    pruning : PruningConfig or None
+    pruning : CacheConfig or None
         The setting; None for a cache of transformers.
     backend, nbits : str, int
         Arguments of transformers' ``QuantizedCache``, if it is one.
@@ -61,7 +61,7 @@ class Candidate:
 
     name: str
     family: str
-    pruning: PruningConfig | None
+    pruning: CacheConfig | None
     backend: str = ""
     nbits: int = 0
     words: str = ""
@@ -76,7 +76,7 @@ class Candidate:
         """Return a new cache."""
         if self.pruning is None:
             return QuantizedCache(self.backend, model.config, nbits=self.nbits)
-        return PrunedKeyCache(model, pruning=self.pruning)
+        return CompressedCache(model, pruning=self.pruning)
 
     @property
     def missing(self) -> str | None:
@@ -130,7 +130,7 @@ def default_candidates(context: int, *, bits: Sequence[float] = BITS, basis: str
 def _ours(name: str, family: str, **settings: Any) -> Candidate:
     given = {key: value for key, value in settings.items() if (key, value) != ("basis", CALIBRATED)}
     words = ", ".join(f"{key}={value!r}" for key, value in given.items())
-    return Candidate(name, family, PruningConfig(**settings), words=words)
+    return Candidate(name, family, CacheConfig(**settings), words=words)
 
 
 def _in_bits(number: int) -> Quantization:

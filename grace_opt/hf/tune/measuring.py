@@ -22,11 +22,11 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from ...errors import CacheError, EvaluationError
-from ..cache import PrunedKeyCache
-from ..capture import CapturedAttention, capture
+from ..cache import CompressedCache
 from ..evaluation import StoredBits, compare_predictions, next_token_log_probs, score_answer, stored_bits
 from ..filling import filled
 from ..implementation import attention_implementation, base_for
+from ..recording import CapturedAttention, capture_attention
 from .candidates import Candidate
 from .foreign import quantized_bits
 from .windows import Window
@@ -94,7 +94,7 @@ class Measurer:
             window, model = self._windows[number], self._model
             context = window.context.to(model.device)
             try:
-                captured = capture(model, context)
+                captured = capture_attention(model, context)
             except CacheError:
                 captured = None
             dense = DynamicCache(config=model.config)
@@ -115,7 +115,7 @@ class Measurer:
 
     def _size(self, cache: Any, read: _Read) -> tuple[StoredBits, int]:
         """Return the bits that it takes, and how many tokens are compressed."""
-        if not isinstance(cache, PrunedKeyCache):
+        if not isinstance(cache, CompressedCache):
             return quantized_bits(cache, read.elements), cache.get_seq_length()
         report = cache.memory_report()
         if not report.pruned_tokens or report.total_ratio >= 1:
@@ -128,7 +128,7 @@ class Measurer:
     def _check_used(self, cache: Any, window: Window, tokens: int, found: Tensor, read: _Read) -> None:
         """Raise unless the model read this cache, and it is still compressed."""
         held, expected = cache.get_seq_length(), window.context.shape[1] + window.fed.shape[1]
-        still = cache.memory_report().pruned_tokens if isinstance(cache, PrunedKeyCache) else tokens
+        still = cache.memory_report().pruned_tokens if isinstance(cache, CompressedCache) else tokens
         if held != expected or still < tokens:
             raise EvaluationError(
                 f"after {expected} tokens this cache holds {held}, {still} of them compressed where {tokens} were: the "

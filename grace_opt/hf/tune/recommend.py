@@ -4,7 +4,7 @@
 takes the smallest share of the dense cache's bytes. With ``max_share`` or ``max_bits``: of the settings that take no
 more, the one with the least KL. If none fits, none is recommended, and the answer names the one that comes closest.
 
-Only settings of `PruningConfig` are recommended; caches of other libraries are there to compare.
+Only settings of `CacheConfig` are recommended; caches of other libraries are there to compare.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..._util.files import write_file
 from ..._util.optional import require
 from ...errors import EvaluationError
-from ..config import PruningConfig
+from ..config import CacheConfig
 from ..config_file import format_settings, write_settings
 from .figure import save_frontier
 from .recommend import Recommendation, Target
@@ -65,7 +65,7 @@ class TuneResult:
         return "nothing could be measured" if self.recommendation is None else str(self.recommendation)
 
     @property
-    def config(self) -> PruningConfig:
+    def config(self) -> CacheConfig:
         """The recommended settings: ``attach(model, pruning=result.config)``.
 
         Raises

@@ -1,6 +1,6 @@
 """Greedy and exchanges on W that is never formed: they ask for columns and blocks of it, in torch operations.
 
-When: W of `grace_opt.problem.Factored` with more vertices than fit into a block.
+When: W of `grace_opt.problem.FactoredWeights` with more vertices than fit into a block.
 """
 
 from __future__ import annotations

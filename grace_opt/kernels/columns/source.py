@@ -1,6 +1,6 @@
 """`ColumnWeights`: W that is never formed, but whose columns can be had at any time; and `Columns`, computed ahead.
 
-When: base of `grace_opt.problem.Factored`, and what the loops beside this file take. Source: ours.
+When: base of `grace_opt.problem.FactoredWeights`, and what the loops beside this file take. Source: ours.
 """
 
 from __future__ import annotations

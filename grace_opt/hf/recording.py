@@ -99,7 +99,7 @@ class CapturedAttention:
     softcap: float | None = None
 
 
-def capture(
+def capture_attention(
     model: PreTrainedModel,
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
@@ -134,11 +134,12 @@ def capture(
     --------
     >>> from grace_opt.hf.models import load_pocket
     >>> model, tokenizer = load_pocket()
-    >>> captured = capture(model, tokenizer("the quiet river runs", return_tensors="pt").input_ids, layers=[0, 2])
+    >>> ids = tokenizer("the quiet river runs", return_tensors="pt").input_ids
+    >>> captured = capture_attention(model, ids, layers=[0, 2])
     >>> sorted(captured), captured[2].keys.shape
     ([0, 2], torch.Size([1, 2, 4, 64]))
     """
-    model = require_model(model, "capture")
+    model = require_model(model, "capture_attention")
     if (
         not isinstance(input_ids, Tensor)
         or input_ids.ndim != 2
@@ -204,7 +205,7 @@ def record(
     model : PreTrainedModel
         A decoder whose attention goes through transformers' attention interface.
     input_ids, attention_mask
-        As for `capture`.
+        As for `capture_attention`.
     recorder : callable
         Receives each `AttentionCall` when it has returned, layer after layer.
     cache : Cache, optional
@@ -230,7 +231,7 @@ def record(
 
 
 def register_capture() -> None:
-    """Register the attention functions that :func:`capture` switches to."""
+    """Register the attention functions that :func:`capture_attention` switches to."""
     for base in BASE_IMPLEMENTATIONS:
         register(f"grace_capture_{base}", _recording(base), base)
 
