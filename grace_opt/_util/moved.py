@@ -1,0 +1,33 @@
+"""`refuse_moved`: what a module says of names that it had before, one release long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from ..errors import OptionError
+
+
+def refuse_moved(module: str, names: Mapping[str, str]) -> Callable[[str], NoReturn]:
+    """Return a module's ``__getattr__``: an error with the new name for those that moved, the usual one for others.
+
+    Parameters
+    ----------
+    module : str
+        Its name.
+    names : mapping
+        From each old name to what to write instead.
+
+    Examples
+    --------
+    >>> refuse_moved("grace_opt", {"Factored": "grace_opt.FactoredWeights"})("Factored")
+    Traceback (most recent call last):
+    grace_opt.errors.OptionError: grace_opt.Factored has another name now: write grace_opt.FactoredWeights.
+    """
+
+    def attribute(name: str) -> NoReturn:
+        if name in names:  # no AttributeError, of which `from module import name` would not show the words
+            raise OptionError(f"{module}.{name} has another name now: write {names[name]}.")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return attribute
