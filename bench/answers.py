@@ -51,7 +51,7 @@ class Setting:
     """A kind of cache: its name in the table, and the settings of ours; without them, it is transformers' own."""
 
     title: str
-    pruning: CacheConfig | None = None
+    config: CacheConfig | None = None
 
 
 SETTINGS = {
@@ -78,8 +78,8 @@ SETTINGS = {
 
 def new_cache(name: str, model: PreTrainedModel) -> Any:
     """An empty cache of a setting."""
-    if (pruning := SETTINGS[name].pruning) is not None:
-        return CompressedCache(model, pruning=pruning, prompt_length=UNTIL_ASKED)
+    if (config := SETTINGS[name].config) is not None:
+        return CompressedCache(model, config=config, prompt_length=UNTIL_ASKED)
     return DynamicCache(config=model.config) if name == "dense" else int4(model, 0.0, None).cache
 
 
@@ -202,12 +202,12 @@ def run(
             for number, questions in enumerate(left):
                 if not questions:
                     continue
-                pruning = SETTINGS[name].pruning
+                config = SETTINGS[name].config
                 settings = {
                     "commit": source["commit"],
                     "weights": weights,
                     "new_tokens": new_tokens,
-                    "pruning": None if pruning is None else pruning.to_dict(),
+                    "pruning": None if config is None else config.to_dict(),
                     "transformers": source["transformers"],
                     "prompts": digest(*(torch.tensor(q.ids) for q in questions)),
                     "answers": [q.fact.answer for q in questions],

@@ -66,7 +66,7 @@ def measure(
         window;
         ``left_out``, by name why a setting was not measured.
     """
-    candidates = [one for one in default_candidates(args.tokens - args.later, basis=str(basis)) if one.pruning]
+    candidates = [one for one in default_candidates(args.tokens - args.later, basis=str(basis)) if one.config]
     result = tune(
         model,
         tokenizer,

@@ -152,7 +152,7 @@ def test_what_counts_as_an_answer(answer: str, right: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n, s in answers.SETTINGS.items() if s.pruning is not None])
+@pytest.mark.parametrize("name", [n for n, s in answers.SETTINGS.items() if s.config is not None])
 def test_bytes_are_those_of_the_report_at_either_width(name: str, asked: Path) -> None:
     model, tokenizer = load_model(str(POCKET_FOLDER))
     prompt = questions.prompts(questions.read_questions(asked)[0], tokenizer, 300)[0]

@@ -145,7 +145,7 @@ def test_a_contender_has_the_cache_of_a_prompt_that_is_read(name: str, read: tup
     with attention_implementation(subject.model, "grace_sdpa"), torch.no_grad():
         cache, bits = contenders([])[name].make(subject, prompt)
         config = cache.layers[0].plan.config
-        same = CompressedCache(subject.model, pruning=config)
+        same = CompressedCache(subject.model, config=config)
         subject.model(ids, past_key_values=same)
     for one, other in zip(cache.layers, same.layers, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one.full_width(), other.full_width(), strict=True))

@@ -130,7 +130,7 @@ def read(model: Any, task: Task, config: CacheConfig | None, dense: Reading | No
     prompt = torch.tensor([task.prompt], device=model.device)
     goal = torch.tensor(task.continuation, device=model.device)
     fed = torch.cat([prompt[:, -1:], goal[None, :-1]], dim=1)
-    cache: Any = DynamicCache(config=model.config) if config is None else CompressedCache(model, pruning=config)
+    cache: Any = DynamicCache(config=model.config) if config is None else CompressedCache(model, config=config)
     with attention_implementation(model, "grace_sdpa"):
         model(prompt[:, :-1], past_key_values=cache, logits_to_keep=1)
         share = 1.0 if config is None else cache.memory_report().total_ratio

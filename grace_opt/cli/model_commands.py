@@ -39,7 +39,7 @@ def demo(
     ] = 0.5,
     distractors: Annotated[int, typer.Option(help="Number of other passwords in the text.")] = 4,
     seed: Seed = 0,
-    pruning: Annotated[
+    config: Annotated[
         Path | None, typer.Option(help="File of settings, such as cache.json of grace-opt tune: one more row.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png.")] = Path("grace-demo"),
@@ -67,13 +67,13 @@ def demo(
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        steps = 3 + len(providers(RATIO)) + len(BITS) + (pruning is not None)
+        steps = 3 + len(providers(RATIO)) + len(BITS) + (config is not None)
         with Progress(*columns, console=errors, transient=True) as progress:
             bar = progress.add_task("loading the model", total=steps)
             if model is None:
                 disable_progress_bars()  # the pocket model is on disk: nothing to wait for
             loaded, tokenizer = load_model(model or str(POCKET_FOLDER))
-            settings = None if pruning is None else CacheConfig.from_json(pruning, loaded)
+            settings = None if config is None else CacheConfig.from_json(config, loaded)
             report = run_demo(
                 loaded,
                 tokenizer,
@@ -83,7 +83,7 @@ def demo(
                 distractors=distractors,
                 seed=seed,
                 basis=None if model else POCKET_BASIS,
-                pruning=settings,
+                config=settings,
                 advance=lambda step: progress.update(bar, advance=1, description=step),
             )
         print_demo(console, report)  # first: writing the files may fail
@@ -137,7 +137,7 @@ def tune(
 
     Pieces of text are read, compressed by each setting, and continued: how far are the next tokens from those of the
     dense cache, are hidden facts still found, how many bytes does it take, how long does a token take? Writes
-    cache.json, for attach(model, pruning="cache.json") and grace-opt demo --pruning, if a setting keeps what is asked
+    cache.json, for attach(model, config="cache.json") and grace-opt demo --config, if a setting keeps what is asked
     for; the numbers (tune.json), and a picture of size against quality (tune.png). Bits are measured first. A stopped
     run goes on where it was.
 

@@ -169,7 +169,7 @@ def print_tune(console: Console, result: TuneResult, own: bool, file: Path) -> N
             return
         words = found.row.candidate.words
         console.print(
-            escape_path(f"to use it: attach(model, {words}), or attach(model, pruning={str(file)!r})", sys.stdout),
+            escape_path(f"to use it: attach(model, {words}), or attach(model, config={str(file)!r})", sys.stdout),
             markup=False,
             soft_wrap=True,
         )

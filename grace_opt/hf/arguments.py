@@ -31,6 +31,7 @@ _GENERATE, _TYPE = "pass it to generate()", "leave it out: the cache has the typ
 OTHER_NAMES_OF_SETTINGS: Mapping[str, str] = {
     **dict.fromkeys(("compression_ratio", "key_channel_compression_ratio", "lam", "lambda", "sparsity"), _RATIO),
     **dict.fromkeys(("pruning_ratio", "prune_ratio"), _RATIO),
+    "pruning": "write config=",
     "keep_ratio": "write ratio=, the share to prune: 1 - keep_ratio",
     **dict.fromkeys(("k", "channels", "keep_channels", "num_channels"), _KEPT),
     **dict.fromkeys(("nbits", "n_bits", "num_bits"), _BITS),

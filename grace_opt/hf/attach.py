@@ -55,7 +55,7 @@ class Attached(ContextDecorator):
         self._model, self._line = model, users_line()
         first = CompressedCache(model, **arguments)  # report wrong arguments now, and say what there is to say once
         others = {name: arguments[name] for name in ("provider", "masks", "offloading") if name in arguments}
-        self._arguments = {**others, "pruning": first.pruning}
+        self._arguments = {**others, "config": first.config}
         self._override: ImplementationOverride | None = None
         self._calls = RunningCalls()
         self._opening = threading.RLock()
@@ -291,7 +291,7 @@ def attach(
     model : PreTrainedModel
         A decoder-only model, or what ``torch.compile(model)`` returns for one.
     method, ratio, **settings
-        As in `CompressedCache`, but without ``prompt_length``, which each call sets. ``pruning="cache.json"`` takes all
+        As in `CompressedCache`, but without ``prompt_length``, which each call sets. ``config="cache.json"`` takes all
         settings from a file of ``grace-opt tune``.
 
     Returns
@@ -331,8 +331,8 @@ def attach(
             f"attach(model) with the full model, from AutoModelForCausalLM.from_pretrained(...). To call this model "
             f"yourself, pass it a CompressedCache"
         )
-    if isinstance(settings.get("pruning"), str | os.PathLike):  # once, not for every prompt
-        settings["pruning"] = CacheConfig.from_json(settings["pruning"], found)
+    if isinstance(settings.get("config"), str | os.PathLike):  # once, not for every prompt
+        settings["config"] = CacheConfig.from_json(settings["config"], found)
     return Attached(found, {"method": method, "ratio": ratio, **settings})
 
 

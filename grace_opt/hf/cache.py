@@ -63,7 +63,7 @@ class CompressedCache(Cache):
     method, ratio
         As in `CacheConfig`. Without them, and without other settings that make the cache smaller, keys and values are
         stored in 2.25 bits (``bits=2.25``).
-    pruning : CacheConfig or path, optional
+    config : CacheConfig or path, optional
         All settings at once, instead of ``method``, ``ratio`` and ``settings``. A path is that of a file that
         ``grace-opt tune`` or `CacheConfig.to_json` wrote; it is refused if it is for another model.
     provider : MaskSource, optional
@@ -82,7 +82,7 @@ class CompressedCache(Cache):
 
     Attributes
     ----------
-    pruning : CacheConfig
+    config : CacheConfig
         The settings.
     prunable_layers : tuple of int
         Positions, in the model, of the layers that are pruned.
@@ -118,7 +118,7 @@ class CompressedCache(Cache):
         method: str | MethodOptions | None = None,
         ratio: float | Sequence[float] | None = None,
         *,
-        pruning: CacheConfig | str | os.PathLike[str] | None = None,
+        config: CacheConfig | str | os.PathLike[str] | None = None,
         provider: MaskSource | None = None,
         masks: ChannelMask | None = None,
         prompt_length: int | None = None,
@@ -138,28 +138,28 @@ class CompressedCache(Cache):
         prompt_length = integer("prompt_length", prompt_length, at_least=1, optional=True)  # before a basis is made
         first = {"method": method, "ratio": ratio}
         given = {name: value for name, value in first.items() if value is not None} | settings
-        if pruning is not None:
-            if isinstance(pruning, str | os.PathLike):
-                pruning = CacheConfig.from_json(pruning, model)
-            if not isinstance(pruning, CacheConfig):
+        if config is not None:
+            if isinstance(config, str | os.PathLike):
+                config = CacheConfig.from_json(config, model)
+            if not isinstance(config, CacheConfig):
                 raise OptionError(
-                    f"pruning must be a CacheConfig, or the name of a file that grace-opt tune wrote, not "
-                    f"{pruning!r}; write CacheConfig(...), or CacheConfig.from_dict(...)"
+                    f"config must be a CacheConfig, or the name of a file that grace-opt tune wrote, not "
+                    f"{config!r}; write CacheConfig(...), or CacheConfig.from_dict(...)"
                 )
-            check_no_settings(given, "pruning=")
-        self.pruning = settings_of(pruning, given, provider, masks)
+            check_no_settings(given, "config=")
+        self.config = settings_of(config, given, provider, masks)
         self.budget = None
-        if self.pruning.quantize is not None:
-            self.pruning.quantize.check_installed()
+        if self.config.quantize is not None:
+            self.config.quantize.check_installed()
         layers: list[Any] = list(DynamicCache(config=text).layers)
         prunable = prunable_layers(text, layers)
         if isinstance(model, PreTrainedModel) and not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
             raise CacheError(f"{text.model_type} has a kind of cache of its own, and takes no other")
-        self.prunable_layers = tuple(i for i in prunable if i >= self.pruning.dense_layers)
-        self._left_dense = tuple(i for i in prunable if i < self.pruning.dense_layers)
+        self.prunable_layers = tuple(i for i in prunable if i >= self.config.dense_layers)
+        self._left_dense = tuple(i for i in prunable if i < self.config.dense_layers)
         if not self.prunable_layers:
             raise CacheError(
-                f"dense_layers={self.pruning.dense_layers} leaves no layer to prune; write fewer: the last layer "
+                f"dense_layers={self.config.dense_layers} leaves no layer to prune; write fewer: the last layer "
                 f"that can be pruned is {prunable[-1]}"
             )
         self._shape = fingerprint(text)
@@ -168,15 +168,15 @@ class CompressedCache(Cache):
         self._model = weakref.ref(model) if isinstance(model, PreTrainedModel) else None
         self._adapters = adapters_of(model) if isinstance(model, PreTrainedModel) else None
         self._check_budgets(len(layers))
-        if self.pruning.is_coded:
-            asked = pruning is not None or any(given.get(name) is not None for name in BUDGETS)
+        if self.config.is_coded:
+            asked = config is not None or any(given.get(name) is not None for name in BUDGETS)
             self.budget = self._budget(model, len(layers), asked)
         chunk_size = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
         for index, source in self._sources(len(layers), provider, masks).items():
             # The last one: where an eviction leaves layers different numbers of tokens, that has the fewest.
             announces = index == self.prunable_layers[-1]
             layers[index] = PrunedKeyLayer(
-                LayerPlan(index, len(layers), source, self.pruning, chunk_size, announces, self.budget)
+                LayerPlan(index, len(layers), source, self.config, chunk_size, announces, self.budget)
             )
         self._last_updated: PrunedKeyLayer | None = None
         self.left_out: str | None = None
@@ -189,7 +189,7 @@ class CompressedCache(Cache):
     def _budget(self, model: PreTrainedModel | PreTrainedConfig, count: int, asked: bool) -> BitBudget:
         """Return the budget of bits; if nobody asked for bits, an error says what does without them."""
         try:
-            return budget_of(self.pruning, model, self._shape, self.prunable_layers, count)
+            return budget_of(self.config, model, self._shape, self.prunable_layers, count)
         except GraceError as error:
             if asked:
                 raise
@@ -202,10 +202,10 @@ class CompressedCache(Cache):
         self._own_source = provider is None and masks is None
         if masks is not None:
             return static_sources(masks, self.fingerprint() if masks.fingerprint else self._shape, self.prunable_layers)
-        self.pruning.ratios(count)
-        if self.pruning.is_coded:
+        self.config.ratios(count)
+        if self.config.is_coded:
             return dict.fromkeys(self.prunable_layers, no_source)
-        sources = {i: self.pruning.provider(i) if provider is None else provider for i in self.prunable_layers}
+        sources = {i: self.config.provider(i) if provider is None else provider for i in self.prunable_layers}
         for source in sources.values():
             if isinstance(source, MaskProvider):
                 # Check now, not after a long prompt: does protection leave enough channels to prune?
@@ -214,13 +214,13 @@ class CompressedCache(Cache):
 
     def _check_budgets(self, count: int) -> None:
         """Raise, before a long prompt, if the eviction budgets leave nothing to prune."""
-        evict, dense = self.pruning.evict, self.pruning.recent_window + self.pruning.sink_tokens
+        evict, dense = self.config.evict, self.config.recent_window + self.config.sink_tokens
         if evict is None:
             return
         if isinstance(evict, LayerBudgets):
             evict.losses.check_fingerprint(self.fingerprint() if evict.losses.fingerprint else self._shape)
             evict = evict.evict  # of which no layer's share is smaller than what stays dense
-        quantize = self.pruning.quantize
+        quantize = self.config.quantize
         group = 1 if quantize is None or quantize.keys is None else quantize.group_size
         for index in self.prunable_layers:
             kept = evict.tokens(index, count, sys.maxsize)
@@ -228,7 +228,7 @@ class CompressedCache(Cache):
                 groups = f", and the others are quantised in groups of {group}" if group > 1 else ""
                 raise OptionError(
                     f"{evict} keeps {kept} tokens in layer {index}, and {dense} stay dense (recent_window="
-                    f"{self.pruning.recent_window}, sink_tokens={self.pruning.sink_tokens}){groups}: nothing would be "
+                    f"{self.config.recent_window}, sink_tokens={self.config.sink_tokens}){groups}: nothing would be "
                     "left to prune; write a larger budget"
                 )
 
@@ -391,7 +391,7 @@ class CompressedCache(Cache):
             if layer.compressed is None:
                 raise CacheError(
                     f"nothing is pruned yet: the cache holds {layer.get_seq_length()} tokens and prunes after a "
-                    f"prompt longer than recent_window={self.pruning.recent_window}; run the model on a longer "
+                    f"prompt longer than recent_window={self.config.recent_window}; run the model on a longer "
                     "prompt, or write a smaller recent_window"
                 )
             assert not isinstance(layer.compressed, CodedTokens)
@@ -457,7 +457,7 @@ class CompressedCache(Cache):
         self._in_step.check_all(self.layers)
         about = {
             "fingerprint": self.fingerprint(),
-            "pruning": self.pruning.to_dict(),
+            "pruning": self.config.to_dict(),
             "chosen_by": "method" if self._own_source else "provider or masks",
             "basis": self._basis_digest(),
         }
@@ -506,18 +506,18 @@ class CompressedCache(Cache):
                 f"{path} was saved for another model ({'; '.join(differ)}); run the prompt through this model instead"
             )
         try:
-            pruning = CacheConfig.from_dict(about["pruning"])
+            config = CacheConfig.from_dict(about["pruning"])
         except GraceError as error:
             raise CacheError(f"{path} has settings that this grace_opt does not know: {error}") from error
         if basis is not None:
-            if pruning.basis in (OF_PROMPT, NO_BASIS):
+            if config.basis in (OF_PROMPT, NO_BASIS):
                 raise CacheError(f"{path} is coded in no calibrated basis; leave basis= out")
-            pruning = replace(pruning, basis=basis)
+            config = replace(config, basis=basis)
         deciding: dict[str, Any] = {"provider": provider, "masks": masks}
         if about["chosen_by"] != "method" and provider is None and masks is None:
             deciding["provider"] = forgotten_source
         try:
-            cache = cls(model, pruning=pruning, **deciding)
+            cache = cls(model, config=config, **deciding)
         except GraceError as error:
             if provider is not None or masks is not None or basis is not None:
                 raise
@@ -529,7 +529,7 @@ class CompressedCache(Cache):
             raise CacheError(f"{path} has settings that do not suit this model: {error}") from error
         if about["basis"] is not None and about["basis"] != cache._basis_digest(needed=True):
             raise CacheError(
-                f"{path} is coded in another basis of this model than the one at hand (basis={cache.pruning.basis!r}); "
+                f"{path} is coded in another basis of this model than the one at hand (basis={cache.config.basis!r}); "
                 "write CompressedCache.load(path, model, basis=FILE) with the file of the basis that it was coded in, "
                 "or run the prompt again"
             )
@@ -578,11 +578,11 @@ class CompressedCache(Cache):
         CacheError
             If the cache was not made with ``read=``.
         """
-        if self.pruning.read is None:
+        if self.config.read is None:
             raise CacheError('this cache reads every token; write read="pages", or read=TopTokens(...)')
         found = [layer.tally.reading(layer.plan.index) for layer in self._pruned_layers()]
         dense = [LayerReading.of_all(index) for index in self._left_dense]
-        return ReadReport((*dense, *found), self.pruning.read.confidence)
+        return ReadReport((*dense, *found), self.config.read.confidence)
 
     def _pruned_layers(self) -> list[PrunedKeyLayer]:
         found = [layer for layer in self.layers if isinstance(layer, PrunedKeyLayer)]

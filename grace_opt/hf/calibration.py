@@ -48,7 +48,7 @@ def calibrate(
     method: str | MethodOptions | None = None,
     ratio: float | Sequence[float] | None = None,
     *,
-    pruning: CacheConfig | None = None,
+    config: CacheConfig | None = None,
     observation_window: int | None = None,
     advance: Callable[[int], None] = lambda done: None,
     **settings: Any,
@@ -63,10 +63,10 @@ def calibrate(
         Texts, or their token ids of shape ``(L,)`` or ``(1, L)``.
     tokenizer : callable, optional
         Needed if ``texts`` contains strings.
-    method, ratio, pruning, **settings
+    method, ratio, config, **settings
         As in `CompressedCache`, but only those on which the channels depend; without them, ``"grace"`` and a ratio of
         0.3. ``recent_window``, ``sink_tokens``, ``tail_block``, ``fused``, ``evict`` and ``quantize`` belong to the
-        cache; in ``pruning`` they are ignored, and so is its ``observation_window``. ``bits`` and its like drop no
+        cache; in ``config`` they are ignored, and so is its ``observation_window``. ``bits`` and its like drop no
         channels: see `calibrate_basis`.
     observation_window : int, optional
         Number of last queries of each text that count. None means all, since a static mask serves them all.
@@ -108,13 +108,13 @@ def calibrate(
             f"the channels do not depend on {', '.join(ignored)}; give them to the cache that uses the masks: "
             f"CompressedCache(model, masks=masks, {', '.join(f'{name}=...' for name in ignored)})"
         )
-    if isinstance(pruning, str | os.PathLike):
-        pruning = CacheConfig.from_json(pruning, model)
-    _refuse_bits(settings, pruning)
+    if isinstance(config, str | os.PathLike):
+        config = CacheConfig.from_json(config, model)
+    _refuse_bits(settings, config)
     observed = integer("observation_window", observation_window, at_least=1, optional=True)
     # The same checks, layers and settings as the cache that will use the masks.
-    method = DEFAULT_METHOD if method is None and pruning is None else method
-    cache = CompressedCache(model, method, ratio, pruning=pruning, **settings)
+    method = DEFAULT_METHOD if method is None and config is None else method
+    cache = CompressedCache(model, method, ratio, config=config, **settings)
     device = input_device(model)
     means: dict[int, Tensor] = {}
     squares: dict[int, Tensor] = {}
@@ -123,13 +123,13 @@ def calibrate(
         ids = given.to(device)
         captured = capture_attention(model, ids, layers=cache.prunable_layers)
         for layer, seen in captured.items():
-            if prunes_nothing(cache.pruning.provider(layer), seen.keys):
+            if prunes_nothing(cache.config.provider(layer), seen.keys):
                 kept[layer] = mask_that_prunes_nothing(seen.keys[:1]).layer(0)
                 continue
             queries = seen.queries if observed is None else seen.queries[:, :, -observed:]
             check_usable(layer, queries, seen.keys)
             share = 1 / (len(every) * ids.shape[1])
-            W = WEIGHTS[cache.pruning.weight](queries[0], seen.keys[0], None) * share
+            W = WEIGHTS[cache.config.weight](queries[0], seen.keys[0], None) * share
             squared = seen.keys[0].float().square().sum(-2) * share
             means[layer] = means[layer] + W if layer in means else W
             squares[layer] = squares[layer] + squared if layer in squares else squared
@@ -139,7 +139,7 @@ def calibrate(
         if layer in kept:
             masks.append(ChannelMask(kept[layer].pruned.cpu()))
             continue
-        provider = cache.pruning.provider(layer)
+        provider = cache.config.provider(layer)
         protected = None
         if provider.protect is not None:
             # A single token with the norms as its entries has exactly these norms.
@@ -149,15 +149,15 @@ def calibrate(
     return ChannelMask.stack(masks, fingerprint(model))
 
 
-def _refuse_bits(settings: Mapping[str, Any], pruning: CacheConfig | None) -> None:
+def _refuse_bits(settings: Mapping[str, Any], config: CacheConfig | None) -> None:
     """Refuse settings that drop no channels, before a cache calibrates a basis for them."""
     named = [name for name in (*BUDGETS, "basis") if settings.get(name) is not None]
-    held = [name for name in BUDGETS if isinstance(pruning, CacheConfig) and getattr(pruning, name) is not None]
+    held = [name for name in BUDGETS if isinstance(config, CacheConfig) and getattr(config, name) is not None]
     if named or held:
         raise OptionError(
             f"calibrate() chooses channels to drop, and {', '.join(named or held)}= drops none: write "
             "calibrate_basis(model, tokenizer, texts).save(FILE), and give the cache bits= and basis=FILE; to drop "
-            f"channels, leave out {', '.join(named) or 'pruning='}"
+            f"channels, leave out {', '.join(named) or 'config='}"
         )
-    if isinstance(pruning, CacheConfig) and pruning.drops_nothing:
-        raise OptionError("calibrate() chooses channels to drop, and pruning= drops none: give it ratio=")
+    if isinstance(config, CacheConfig) and config.drops_nothing:
+        raise OptionError("calibrate() chooses channels to drop, and config= drops none: give it ratio=")

@@ -332,7 +332,7 @@ class CacheConfig:
         known = [f.name for f in fields(cls)]
         unknown = sorted(str(name) for name in set(values) - set(known))
         if unknown:
-            raise OptionError(f"a pruning configuration has no {', '.join(unknown)}; it has {', '.join(known)}")
+            raise OptionError(f"a configuration has no {', '.join(unknown)}; it has {', '.join(known)}")
         # All fields, so that values at their defaults are none that were given.
         defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(cls)}
         found = {**defaults, **values}
@@ -354,7 +354,7 @@ class CacheConfig:
     def to_json(
         self, path: str | os.PathLike[str] | None = None, model: PreTrainedModel | PreTrainedConfig | None = None
     ) -> str:
-        """Return the settings as the text of a file that `from_json` and ``attach(model, pruning=FILE)`` read.
+        """Return the settings as the text of a file that `from_json` and ``attach(model, config=FILE)`` read.
 
         Parameters
         ----------

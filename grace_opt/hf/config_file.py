@@ -1,7 +1,7 @@
 """The file of a `CacheConfig`: its settings as JSON, and the model that they were measured on.
 
-When: ``grace-opt tune`` writes one, ``cache.json``; ``attach(model, pruning="cache.json")`` and ``grace-opt demo
---pruning cache.json`` read it. People may edit it: it has no digest, and `CacheConfig` checks every value.
+When: ``grace-opt tune`` writes one, ``cache.json``; ``attach(model, config="cache.json")`` and ``grace-opt demo
+--config cache.json`` read it. People may edit it: it has no digest, and `CacheConfig` checks every value.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def read_settings(path: str | os.PathLike[str], model: PreTrainedModel | PreTrai
         if differences := fingerprint_differences("file", made_for, here):
             raise OptionError(
                 f"the settings in {name} were measured on another model ({'; '.join(differences)}); run grace-opt "
-                "tune on this one, or, to use them anyway, write pruning=CacheConfig.from_json(FILE)"
+                "tune on this one, or, to use them anyway, write config=CacheConfig.from_json(FILE)"
             )
     return settings if content["version"] == VERSION else _of_older(settings)
 

@@ -153,7 +153,7 @@ def run_demo(
     ratios: tuple[float, ...] = RATIOS,
     bits: tuple[float, ...] = BITS,
     basis: str | Path | None = None,
-    pruning: CacheConfig | None = None,
+    config: CacheConfig | None = None,
     advance: Callable[[str], None] = lambda step: None,
 ) -> DemoReport:
     """Read one text into a dense cache and into smaller ones, and compare predictions, answers and bytes.
@@ -174,7 +174,7 @@ def run_demo(
         Mean bits per element of caches with ``bits=``.
     basis : str or Path, optional
         File of the model's basis for these. By default it is looked for, and made now if there is none yet.
-    pruning : CacheConfig, optional
+    config : CacheConfig, optional
         Settings of one more row, for instance those that ``grace-opt tune`` recommends.
     advance : callable
         Called with the name of each finished step, for a progress bar.
@@ -210,7 +210,7 @@ def run_demo(
         run = _Run(model, read, later, asked)
         rows = [run.dense()]
         advance(DENSE)
-        if basis is None and (bits or (pruning is not None and pruning.is_coded)):
+        if basis is None and (bits or (config is not None and config.is_coded)):
             basis_for(model, tokenizer=tokenizer)  # for GGUF files, whose tokenizer the model does not know
         few_bits = {} if basis is None else {"basis": basis}
         of = functools.partial(CompressedCache, model)  # not made yet, so that only one holds its tokens at a time
@@ -219,8 +219,8 @@ def run_demo(
             **{method: functools.partial(of, provider=one) for method, one in providers(ratio).items()},
             **{f"{each:g} bits": functools.partial(of, bits=each, **few_bits) for each in bits},
         }
-        if pruning is not None:
-            caches["your settings"] = functools.partial(of, pruning=pruning)
+        if config is not None:
+            caches["your settings"] = functools.partial(of, config=config)
         for method, new_cache in caches.items():
             rows.append(run.smaller(method, new_cache()))
             advance(method)

@@ -40,14 +40,14 @@ def forgotten_source(queries: Tensor, keys: Tensor, attention_mask: Tensor | Non
 def check_no_settings(ignored: Iterable[str], source: str) -> None:
     """Refuse settings that would be ignored."""
     if names := ", ".join(ignored):
-        decided = "all settings" if source == "pruning=" else "which channels go"
+        decided = "all settings" if source == "config=" else "which channels go"
         raise OptionError(f"{source} already decides {decided}; leave out {names}")
 
 
 def settings_of(
-    pruning: CacheConfig | None, given: Mapping[str, Any], provider: MaskSource | None, masks: ChannelMask | None
+    config: CacheConfig | None, given: Mapping[str, Any], provider: MaskSource | None, masks: ChannelMask | None
 ) -> CacheConfig:
-    """Return the settings of a cache, those that were given or else `pruning`.
+    """Return the settings of a cache, those that were given or else `config`.
 
     Raises
     ------
@@ -58,15 +58,15 @@ def settings_of(
     if len(chosen) > 1:
         raise OptionError("provider= already decides which channels go; leave out masks")
     if not chosen:
-        return CacheConfig.of(given) if pruning is None else pruning
-    if any(given.get(name) is not None for name in BUDGETS) or (pruning is not None and pruning.is_coded):
+        return CacheConfig.of(given) if config is None else config
+    if any(given.get(name) is not None for name in BUDGETS) or (config is not None and config.is_coded):
         raise OptionError(
             f"{chosen[0]}= chooses which channels go, and bits= gives all of them their number of bits; leave out one "
             "(bits=2.25 is the default of a CacheConfig: ratio=0.0 leaves the channels to others)"
         )
     own = {field.name for field in fields(CacheConfig)} - {*_DECIDING, "options"}
     check_no_settings([name for name in given if name not in own], f"{chosen[0]}=")
-    found = CacheConfig.of({**given, "ratio": 0.0}) if pruning is None else pruning  # drops none by itself
+    found = CacheConfig.of({**given, "ratio": 0.0}) if config is None else config  # drops none by itself
     # The usual share may be that of read="channels", or of an older file.
     plain = CacheConfig(ratio=DEFAULT_RATIO if found.ratio == DEFAULT_RATIO else 0.0)
     ignored = [name for name in _DECIDING if getattr(found, name) != getattr(plain, name)]

@@ -146,7 +146,7 @@ def test_a_loaded_cache_has_the_same_bits_and_next_tokens(name, filled, path, cl
     cache.save(path)
     loaded = CompressedCache.load(path, model)
     assert same_bits(loaded, cache)
-    assert loaded.pruning == cache.pruning
+    assert loaded.config == cache.config
     assert loaded.get_seq_length() == cache.get_seq_length() == KINDS[name][1]
     if KINDS[name][1]:
         assert any(isinstance(layer.compressed, CodedTokens) for layer in loaded._pruned_layers())
@@ -199,11 +199,11 @@ def test_rows_that_sequences_share_are_saved_once(filled, path):
 
 def test_a_file_from_before_there_were_trellises_has_none(filled, path, monkeypatch):
     model, cache, _ = filled()
-    assert cache.pruning.trellis
-    values = {name: value for name, value in cache.pruning.to_dict().items() if name != "trellis"}
-    monkeypatch.setattr(type(cache.pruning), "to_dict", lambda self: values)
+    assert cache.config.trellis
+    values = {name: value for name, value in cache.config.to_dict().items() if name != "trellis"}
+    monkeypatch.setattr(type(cache.config), "to_dict", lambda self: values)
     cache.save(path)
-    assert CompressedCache.load(path, model).pruning.trellis is False
+    assert CompressedCache.load(path, model).config.trellis is False
 
 
 @pytest.mark.slow
@@ -485,7 +485,7 @@ def test_pruned_and_coded_caches_are_not_taken_for_each_other(filled, path):
     for one, two in ((cache, other), (other, cache)):
         one.save(path)
         about, tensors = saving.FILE_FORMAT.read(path)
-        saving.FILE_FORMAT.write(path, tensors, {**about, "pruning": two.pruning.to_dict()})
+        saving.FILE_FORMAT.write(path, tensors, {**about, "pruning": two.config.to_dict()})
         with pytest.raises(CacheError, match=r"layer 0 of the saved cache: it (lacks|has) (fields|tensors)"):
             CompressedCache.load(path, model)
 

@@ -134,7 +134,7 @@ class TestMasks:
         model = tiny()
         assert calibrate(model, texts, ratio=[0.25, 0.75]).pruned.sum(-1).tolist() == [[4, 4], [12, 12]]
         assert calibrate(model, texts, kept_channels=5).pruned.sum(-1).eq(11).all()
-        by_config = calibrate(model, texts, pruning=CacheConfig("think", [0.25, 0.75]))
+        by_config = calibrate(model, texts, config=CacheConfig("think", [0.25, 0.75]))
         assert torch.equal(by_config.pruned[0], expected(model, texts, "think", 0.25, layers=[0])[0])
         assert torch.equal(by_config.pruned[1], expected(model, texts, "think", 0.75, layers=[1])[0])
 
@@ -252,7 +252,7 @@ class TestBadInput:
         (name,) = setting
         with pytest.raises(OptionError, match=rf"do not depend on {name}; .*masks=masks, {name}=\.\.\.\)"):
             calibrate(tiny(), texts, **setting)
-        both = calibrate(tiny(), texts, pruning=CacheConfig(ratio=0.3, **setting)), calibrate(tiny(), texts)
+        both = calibrate(tiny(), texts, config=CacheConfig(ratio=0.3, **setting)), calibrate(tiny(), texts)
         assert torch.equal(both[0].pruned, both[1].pruned), "of a whole configuration they are not read"
 
     @pytest.mark.parametrize("name", ["prompt_length", "offloading"])
@@ -266,7 +266,7 @@ class TestBadInput:
             ({"bits": 2}, "bits=", "bits"),
             ({"total_bytes": 10**6, "basis": "none"}, "total_bytes, basis=", "total_bytes, basis"),
             ({"basis": "prompt"}, "basis=", "basis"),
-            ({"pruning": CacheConfig(key_bits=2, value_bits=3)}, "key_bits, value_bits=", "pruning="),
+            ({"pruning": CacheConfig(key_bits=2, value_bits=3)}, "key_bits, value_bits=", "config="),
         ],
         ids=str,
     )

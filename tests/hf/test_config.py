@@ -127,7 +127,7 @@ class TestRoundTrip:
 
     def test_keyword_arguments_of_the_cache_give_the_same_configuration(self, tiny):
         cache = CompressedCache(tiny().config, "local_search", 0.25, start="think", sink_tokens=2)
-        assert cache.pruning == CacheConfig("local_search", 0.25, options={"start": "think"}, sink_tokens=2)
+        assert cache.config == CacheConfig("local_search", 0.25, options={"start": "think"}, sink_tokens=2)
 
     @pytest.mark.parametrize(
         ("values", "says"),
@@ -350,9 +350,9 @@ class TestPruning:
     def test_gives_the_tokens_of_the_same_settings_one_by_one(self, tiny, prune, prompt, generate):
         model = tiny()
         given = {"ratio": [0.75, 0.25], "recent_window": 8, "observation_window": 6, "sink_tokens": 2}
-        cache = CompressedCache(model.config, pruning=CacheConfig(**given))
+        cache = CompressedCache(model.config, config=CacheConfig(**given))
         tokens = generate(model, cache, prompt)
-        assert cache.pruning == CacheConfig(**given)
+        assert cache.config == CacheConfig(**given)
         assert torch.equal(tokens, generate(model, CompressedCache(model.config, **given), prompt))
         assert cache.layers[0].compressed.sink_keys.shape[2] == 2
 
@@ -370,16 +370,16 @@ class TestPruning:
         ],
     )
     def test_together_with_other_settings_is_refused(self, extra, tiny):
-        with pytest.raises(OptionError, match=f"pruning= already decides .* leave out {next(iter(extra))}"):
-            CompressedCache(tiny().config, pruning=CacheConfig(), **extra)
+        with pytest.raises(OptionError, match=f"config= already decides .* leave out {next(iter(extra))}"):
+            CompressedCache(tiny().config, config=CacheConfig(), **extra)
 
     def test_names_all_that_would_be_ignored(self, tiny):
         with pytest.raises(OptionError, match="leave out ratio, sink_tokens"):
-            CompressedCache(tiny().config, ratio=0.6, sink_tokens=2, pruning=CacheConfig())
+            CompressedCache(tiny().config, ratio=0.6, sink_tokens=2, config=CacheConfig())
 
     def test_of_another_type_is_refused(self, tiny):
         with pytest.raises(OptionError, match=r"CacheConfig\.from_dict"):
-            CompressedCache(tiny().config, pruning={"ratio": 0.5})
+            CompressedCache(tiny().config, config={"ratio": 0.5})
 
 
 def test_a_block_of_the_tail_that_fills_no_group():

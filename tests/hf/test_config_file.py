@@ -33,11 +33,11 @@ def test_what_is_written_is_read(settings, tmp_path) -> None:
 def test_a_cache_takes_the_name_of_a_file(tmp_path) -> None:
     path = tmp_path / "cache.json"
     CacheConfig(ratio=0.4).to_json(path, LlamaConfig(num_hidden_layers=2))
-    assert CompressedCache(LlamaConfig(num_hidden_layers=2), pruning=path).pruning.ratio == 0.4
+    assert CompressedCache(LlamaConfig(num_hidden_layers=2), config=path).config.ratio == 0.4
     with pytest.raises(OptionError, match="num_hidden_layers: file 2, model 3"):
-        CompressedCache(LlamaConfig(num_hidden_layers=3), pruning=str(path))
+        CompressedCache(LlamaConfig(num_hidden_layers=3), config=str(path))
     with pytest.raises(OptionError, match="already decides all settings; leave out ratio"):
-        CompressedCache(LlamaConfig(num_hidden_layers=2), pruning=path, ratio=0.5)
+        CompressedCache(LlamaConfig(num_hidden_layers=2), config=path, ratio=0.5)
 
 
 def test_a_file_that_is_none_says_why(tmp_path) -> None:

@@ -365,7 +365,7 @@ def test_goes_into_json_and_saved_caches_and_back(pocket, text, tmp_path):
         pocket[0](text[:, :240], past_key_values=cache)
         cache.save(tmp_path / "cache.safetensors")
         again = CompressedCache.load(tmp_path / "cache.safetensors", pocket[0])
-    assert again.pruning.evict == evict
+    assert again.config.evict == evict
     assert [one.compressed.stored for one in again.layers] == [one.compressed.stored for one in cache.layers]
 
 

@@ -146,7 +146,7 @@ def test_the_demo_command_writes_its_files(tmp_path):
     out = tmp_path / "out"
     settings = tmp_path / "cache.json"
     CacheConfig(ratio=0.0, evict=SnapKV(budget=99)).to_json(settings, pocket()[0])
-    done = CliRunner().invoke(app, ["demo", "--tokens", "250", "--pruning", str(settings), "--out", str(out)])
+    done = CliRunner().invoke(app, ["demo", "--tokens", "250", "--config", str(settings), "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert "5 of 5" in done.output
     assert "Start with attach(model, bits=2.25)" in done.output

@@ -166,7 +166,7 @@ def test_generating(read, tiny, prune, padded, generate):
     assert torch.equal(*again)
     cache = prune(model, read=read)
     expected = generate(model, cache, padded[0][:1], mask[:1])
-    with attach(model, pruning=cache.pruning) as attached:
+    with attach(model, config=cache.config) as attached:
         found = generate(model, None, padded[0][:1], mask[:1], prompt_lookup_num_tokens=3, eos_token_id=1000)
     assert torch.equal(found, expected)
     assert attached.cache.read_report().steps >= 15
@@ -306,9 +306,9 @@ def test_other_types(dtype, read, tiny, prune, prompt, continuation, step):
 def test_by_name_and_from_a_file(tiny, tmp_path):
     path = tmp_path / "cache.json"
     CacheConfig(read=TopTokens(0.1, epsilon=0.5)).to_json(path)
-    cache = CompressedCache(tiny().config, pruning=str(path))
-    assert cache.pruning.read == TopTokens(0.1, epsilon=0.5)
-    assert CompressedCache(tiny().config, read="channels").pruning.read == TopTokens(by="channels")
+    cache = CompressedCache(tiny().config, config=str(path))
+    assert cache.config.read == TopTokens(0.1, epsilon=0.5)
+    assert CompressedCache(tiny().config, read="channels").config.read == TopTokens(by="channels")
     assert CacheConfig.from_dict({"read": "pages"}).read == TopTokens()
 
 

@@ -149,7 +149,7 @@ class TestRoundTrip:
         cache.save(path)
         loaded = CompressedCache.load(path, model)
         assert same_bits(loaded, cache)
-        assert loaded.pruning == cache.pruning
+        assert loaded.config == cache.config
         assert loaded.prunable_layers == cache.prunable_layers
         assert loaded.get_seq_length() == cache.get_seq_length() == KINDS[name][1]
         assert [layer.get_seq_length() for layer in loaded.layers] == [layer.get_seq_length() for layer in cache.layers]
@@ -484,7 +484,7 @@ class TestFile:
             assert file.metadata()["version"] == "1"
         loaded = CompressedCache.load(old, model)
         assert loaded.get_seq_length() == 47
-        assert loaded.pruning == CacheConfig.from_dict(loaded.pruning.to_dict())
+        assert loaded.config == CacheConfig.from_dict(loaded.config.to_dict())
         loaded.save(path)
         with safe_open(path, framework="pt") as file:
             assert file.metadata()["version"] == "2"

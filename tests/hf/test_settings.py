@@ -62,7 +62,7 @@ def test_without_settings_keys_and_values_have_2_25_bits(pocket, monkeypatch, tm
         report = attached.cache.memory_report()
         assert 2 < report.bits <= 2.25
     assert torch.equal(*found)
-    assert CompressedCache(model).pruning == attached.cache.pruning == CacheConfig(bits=2.25)
+    assert CompressedCache(model).config == attached.cache.config == CacheConfig(bits=2.25)
     with pytest.raises(OptionError, match="bits= gives every channel its own number"):
         attach(model, bits=2.25, ratio=DEFAULT_RATIO)
 
@@ -164,22 +164,22 @@ class TestChannelsChosenElsewhere:
     def test_need_no_ratio(self, tiny):
         masks = ChannelMask(torch.arange(16).expand(2, 2, 16) < 4)
         for chosen in ({"masks": masks}, {"provider": MaskProvider("think", 0.25)}):
-            assert CompressedCache(tiny(), **chosen).pruning == CacheConfig(ratio=0.0)
+            assert CompressedCache(tiny(), **chosen).config == CacheConfig(ratio=0.0)
             beside = CacheConfig(evict="snapkv", recent_window=8)
-            assert CompressedCache(tiny(), **chosen, pruning=beside).pruning == beside
+            assert CompressedCache(tiny(), **chosen, config=beside).config == beside
             with pytest.raises(OptionError, match=r"leave out one \(bits=2\.25 is the default .*: ratio=0\.0 leaves"):
-                CompressedCache(tiny(), **chosen, pruning=CacheConfig())
+                CompressedCache(tiny(), **chosen, config=CacheConfig())
             with pytest.raises(OptionError, match="already decides which channels go; leave out ratio"):
-                CompressedCache(tiny(), **chosen, pruning=CacheConfig(ratio=0.5))
+                CompressedCache(tiny(), **chosen, config=CacheConfig(ratio=0.5))
 
     def test_static_masks_are_not_made_of_settings_that_drop_none(self, tiny):
         ids = [torch.arange(3, 40)]
-        for pruning, says in (
-            (CacheConfig(), "bits= drops none: .* leave out pruning="),
-            (CacheConfig(evict="snapkv"), "pruning= drops none: give it ratio="),
+        for config, says in (
+            (CacheConfig(), "bits= drops none: .* leave out config="),
+            (CacheConfig(evict="snapkv"), "config= drops none: give it ratio="),
         ):
             with pytest.raises(OptionError, match=says):
-                calibrate(tiny(), ids, pruning=pruning)
+                calibrate(tiny(), ids, config=config)
         assert calibrate(tiny(), ids).pruned.sum(-1).eq(5).all()  # of 16 channels, 0.3
 
 
@@ -328,8 +328,8 @@ def test_tune_measures_what_was_asked_first():
     names = [one.name for one in default_candidates(700, bits=[3, 2])]
     assert names[:2] == ["bits 3", "bits 2"]
     for one in default_candidates(700):
-        if one.pruning is not None:  # what it shows is what it measures
-            assert eval(f"CacheConfig({one.words})", vars(transformers) | globals()) == one.pruning
+        if one.config is not None:  # what it shows is what it measures
+            assert eval(f"CacheConfig({one.words})", vars(transformers) | globals()) == one.config
 
 
 def test_the_harness_takes_settings_alone():

@@ -138,7 +138,7 @@ def test_numbers_are_those_of_caches_that_the_model_fills_itself(texts, one) -> 
     model = pocket()[0]
     (window,) = cut(texts, count=1)
     row, *times = measuring.Measurer(model, [window], {one.name: one})({"setting": one.name, "place": 0, "timed": True})
-    caches = DynamicCache(config=model.config), CompressedCache(model, pruning=one.pruning)
+    caches = DynamicCache(config=model.config), CompressedCache(model, config=one.config)
     with attention_implementation(model, "grace_sdpa"), torch.no_grad():
         for cache in caches:
             model(window.context, past_key_values=cache)
@@ -455,7 +455,7 @@ def test_the_command_writes_settings_that_attach_and_the_demo_take(run, tmp_path
     assert shown.exit_code == 0, shown.output
     assert "recommended: SnapKV" in shown.output
     assert "attach(model, evict=SnapKV(budget=80))" in shown.output
-    assert f"attach(model, pruning={str(tmp_path / 'out' / 'cache.json')!r})" in shown.output
+    assert f"attach(model, config={str(tmp_path / 'out' / 'cache.json')!r})" in shown.output
     value = json.loads((tmp_path / "out" / "tune.json").read_text())
     assert (value["recommended"], value["reached"]) == ("SnapKV", True)
     assert value["provenance"]["seed"] == 0
@@ -463,16 +463,16 @@ def test_the_command_writes_settings_that_attach_and_the_demo_take(run, tmp_path
     model, tokenizer = pocket()
     file = tmp_path / "out" / "cache.json"
     given = tokenizer("the quiet river runs past the old mill . " * 20, return_tensors="pt")
-    with attach(model, pruning=str(file)) as attached:
+    with attach(model, config=str(file)) as attached:
         model.generate(**given, max_new_tokens=2, do_sample=False, pad_token_id=0)
-    assert attached.cache.pruning == EVICTED.pruning
+    assert attached.cache.config == EVICTED.config
     assert attached.cache.memory_report().pruned_tokens > 0
     other = load_pocket()[0]
     with torch.no_grad():
         next(other.parameters()).add_(1)
     with pytest.raises(OptionError, match=r"cache.json were measured on another model \(the weights differ"):
-        attach(other, pruning=file)
-    assert CacheConfig.from_json(file) == EVICTED.pruning  # the settings alone fit any model
+        attach(other, config=file)
+    assert CacheConfig.from_json(file) == EVICTED.config  # the settings alone fit any model
 
 
 @pytest.mark.slow

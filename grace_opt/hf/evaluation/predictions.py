@@ -71,7 +71,7 @@ def next_token_log_probs(model: PreTrainedModel, cache: Any, input_ids: Tensor) 
     if input_ids.shape[1] < 2:
         raise EvaluationError("input_ids has too few tokens: give at least two tokens")
     check_cache(cache)
-    few = isinstance(cache, CompressedCache) and cache.pruning.read is not None
+    few = isinstance(cache, CompressedCache) and cache.config.read is not None
     passes = torch.split(input_ids, MAX_FUSED_QUERIES if few else input_ids.shape[1], dim=1)
     found = [model(part, past_key_values=cache).logits[0].double().log_softmax(-1) for part in passes]
     found_logits = torch.cat(found)

@@ -92,7 +92,7 @@ def stored_bits(cache: CompressedCache) -> StoredBits:
         )
         bits, elements = [a + b for a, b in zip(bits, found, strict=True)], [elements[0] + own[0], elements[1] + own[1]]
         dense += sinks
-    return _per_element(bits, elements, dense, everything, keeps_all=cache.pruning.read is not None)
+    return _per_element(bits, elements, dense, everything, keeps_all=cache.config.read is not None)
 
 
 def _coded_bits(old: CodedTokens, widths: tuple[int, int], sinks: int) -> tuple[list[float], list[int], int]:

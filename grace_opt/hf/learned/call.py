@@ -167,7 +167,7 @@ def learn_masks(
     cache = CompressedCache(
         model, "mies", ratio, recent_window=recent_window, sink_tokens=sink_tokens, dense_layers=dense_layers
     )
-    recent_window, sink_tokens = cache.pruning.recent_window, cache.pruning.sink_tokens
+    recent_window, sink_tokens = cache.config.recent_window, cache.config.sink_tokens
     model_is = fingerprint(model)
     if "tensor_parallel" in model_is:
         raise CalibrationError(
@@ -176,7 +176,7 @@ def learn_masks(
         )
     d = int(model_is["head_dim"])
     kept = {
-        layer: _kept(d - cache.pruning.provider(layer).count(d), d, counts["multiple"])
+        layer: _kept(d - cache.config.provider(layer).count(d), d, counts["multiple"])
         for layer in cache.prunable_layers
     }
     pieces = _windows(given, counts, recent_window + sink_tokens, seed)
@@ -186,7 +186,7 @@ def learn_masks(
         "kept": [kept[layer] for layer in cache.prunable_layers],
         "recent_window": recent_window,
         "sink_tokens": sink_tokens,
-        "dense_layers": cache.pruning.dense_layers,
+        "dense_layers": cache.config.dense_layers,
         "seed": seed,
         "texts": digest(given),
     }

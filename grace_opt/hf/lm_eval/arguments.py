@@ -17,8 +17,8 @@ from ..arguments import OTHER_NAMES_OF_SETTINGS, advice
 from ..config import CacheConfig
 from ..models import POCKET_FOLDER
 
-#: Settings of a cache, as in `CacheConfig`; ``pruning`` has all of them.
-SETTINGS = (*(field.name for field in fields(CacheConfig)), "pruning")
+#: Settings of a cache, as in `CacheConfig`; ``config`` has all of them.
+SETTINGS = (*(field.name for field in fields(CacheConfig)), "config")
 #: Settings that are dicts in JSON and objects in Python.
 _OBJECTS = ("evict", "quantize")
 #: Arguments of ``from_pretrained`` that are other names of settings elsewhere.

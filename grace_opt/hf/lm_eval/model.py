@@ -55,11 +55,11 @@ class GraceLM(HFLM):
     pretrained : str or PreTrainedModel
         As in ``HFLM``; also ``pocket``, the model that ships with grace_opt, and the path of a ``.gguf`` file.
     **given
-        Settings of the cache, as in `CacheConfig`, or ``pruning``, all of them; and all arguments of ``HFLM``.
+        Settings of the cache, as in `CacheConfig`, or ``config``, all of them; and all arguments of ``HFLM``.
 
     Attributes
     ----------
-    pruning : CacheConfig
+    config : CacheConfig
         The settings.
     tallies : dict
         A `Tally` for each task.
@@ -80,10 +80,10 @@ class GraceLM(HFLM):
         if self.backend != "causal":
             raise OptionError(f"{pretrained} is an encoder-decoder; only decoder-only models have a cache of ours")
         first = CompressedCache(self.model, **settings)
-        self.pruning, self._identity = first.pruning, first.fingerprint()
+        self.cache_config, self._identity = first.config, first.fingerprint()
         self.tallies: dict[str, Tally] = {}
         self._tally = Tally()
-        self._least = least_tokens(self.pruning)
+        self._least = least_tokens(self.cache_config)
         self._keeps_logits = "logits_to_keep" in inspect.signature(self.model.forward).parameters
 
     # ------------------------------------------------ what the harness calls
@@ -117,7 +117,7 @@ class GraceLM(HFLM):
                 )
         found = {
             "version": __version__,
-            "pruning": self.pruning.to_dict(),
+            "pruning": self.cache_config.to_dict(),
             "least_prompt_tokens": self._least,
             "tasks": {name: tally.summary() for name, tally in self.tallies.items()},
         }
@@ -129,7 +129,9 @@ class GraceLM(HFLM):
         answers = cache_hook.dbdict
         if answers is None:
             return
-        mine = json.dumps({"pruning": self.pruning.to_dict(), "model": self._identity}, default=str, sort_keys=True)
+        mine = json.dumps(
+            {"pruning": self.cache_config.to_dict(), "model": self._identity}, default=str, sort_keys=True
+        )
         if not len(answers):
             answers[OWNER] = mine
         elif answers.get(OWNER) != mine:
@@ -206,7 +208,7 @@ class GraceLM(HFLM):
 
     def _read(self, ids: Tensor, mask: Tensor, wanted: int) -> tuple[CompressedCache, Tensor, list[bool]]:
         """Read prompts into a new cache; return it, their last ``wanted`` logits, and which of them are compressed."""
-        cache = CompressedCache(self.model, pruning=self.pruning, prompt_length=ids.shape[1])
+        cache = CompressedCache(self.model, config=self.cache_config, prompt_length=ids.shape[1])
         logits = self._forward(cache, ids, mask, wanted)
         return cache, logits, self._tally.measure(cache, mask)
 
@@ -223,7 +225,7 @@ class GraceLM(HFLM):
             [[*tokens, *[0] * (width - len(tokens))] for tokens in fed], dtype=torch.int64, device=mask.device
         )
         mask, logits = mask[picked], []
-        for part in torch.split(ids, self.pruning.tail_block or width, dim=1):
+        for part in torch.split(ids, self.cache_config.tail_block or width, dim=1):
             mask = torch.cat([mask, torch.ones_like(part)], dim=1)
             logits.append(self._forward(cache, part, mask, part.shape[1]))
         return torch.cat(logits, dim=1)

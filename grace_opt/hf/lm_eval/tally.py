@@ -18,7 +18,7 @@ from ..config import CacheConfig
 from ..layer import PrunedKeyLayer
 
 
-def least_tokens(pruning: CacheConfig) -> int:
+def least_tokens(config: CacheConfig) -> int:
     """Return how many tokens a prompt must have, at least, for any of them to be compressed.
 
     Examples
@@ -26,11 +26,11 @@ def least_tokens(pruning: CacheConfig) -> int:
     >>> least_tokens(CacheConfig(ratio=0.5)), least_tokens(CacheConfig(bits=2.25))
     (33, 100)
     """
-    dense = pruning.recent_window + pruning.sink_tokens
-    if pruning.is_coded:
+    dense = config.recent_window + config.sink_tokens
+    if config.is_coded:
         return dense + MIN_TOKENS
-    groups = pruning.quantize is not None and pruning.quantize.keys is not None
-    return dense + (pruning.quantize.group_size if groups and pruning.quantize is not None else 1)
+    groups = config.quantize is not None and config.quantize.keys is not None
+    return dense + (config.quantize.group_size if groups and config.quantize is not None else 1)
 
 
 def compressed_rows(cache: CompressedCache, lengths: Sequence[int]) -> list[bool]:

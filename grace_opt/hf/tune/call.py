@@ -234,8 +234,8 @@ def _basis(
     limit: float | None,
 ) -> str | None:
     """Calibrate, if it was not done before; if there is no time for it, name the settings that need it."""
-    coded = [one for one in candidates if one.pruning is not None and one.pruning.is_coded]
-    wanted = {os.fspath(one.pruning.basis) for one in coded if one.pruning is not None} - {"prompt", "none"}
+    coded = [one for one in candidates if one.config is not None and one.config.is_coded]
+    wanted = {os.fspath(one.config.basis) for one in coded if one.config is not None} - {"prompt", "none"}
     if not wanted:
         return None
 
@@ -270,7 +270,7 @@ def _cells(
             {
                 "setting": one.name,
                 "settings": one.settings(),
-                "basis": basis if one.pruning is not None and one.pruning.is_coded else None,
+                "basis": basis if one.config is not None and one.config.is_coded else None,
                 "place": place,
                 "window": window.digest,
                 "timed": place == 0,

@@ -51,7 +51,7 @@ class Candidate:
         In tables; unique.
     family : str
         One of `FAMILIES`.
-    pruning : CacheConfig or None
+    config : CacheConfig or None
         The setting; None for a cache of transformers.
     backend, nbits : str, int
         Arguments of transformers' ``QuantizedCache``, if it is one.
@@ -61,29 +61,29 @@ class Candidate:
 
     name: str
     family: str
-    pruning: CacheConfig | None
+    config: CacheConfig | None
     backend: str = ""
     nbits: int = 0
     words: str = ""
 
     def settings(self) -> dict[str, Any]:
         """All that its measurements depend on beside model and text, for JSON."""
-        if self.pruning is None:
+        if self.config is None:
             return {"backend": self.backend, "nbits": self.nbits}
-        return self.pruning.to_dict()
+        return self.config.to_dict()
 
     def make(self, model: PreTrainedModel) -> Any:
         """Return a new cache."""
-        if self.pruning is None:
+        if self.config is None:
             return QuantizedCache(self.backend, model.config, nbits=self.nbits)
-        return CompressedCache(model, pruning=self.pruning)
+        return CompressedCache(model, config=self.config)
 
     @property
     def missing(self) -> str | None:
         """Why it cannot be measured here; None if it can."""
         backend = self.backend
-        if self.pruning is not None and self.pruning.quantize is not None:
-            backend = self.pruning.quantize.backend
+        if self.config is not None and self.config.quantize is not None:
+            backend = self.config.quantize.backend
         if backend and not _importable(_MODULES[backend]):
             return f"{backend} is not installed: {pip_install('quant')}"
         return None

@@ -89,7 +89,7 @@ def target_of(max_kl: float | None, max_share: float | None, bits: Sequence[floa
 
 def recommend(rows: Sequence[TuneRow], target: Target) -> Recommendation | None:
     """Pick a row by the rule of this module; None if no row can be recommended."""
-    ours = [row for row in rows if row.candidate.pruning is not None]
+    ours = [row for row in rows if row.candidate.config is not None]
     if not ours:
         return None
     sizes = [(row.bits if target.kind == "max_bits" else row.share).estimate for row in ours]

@@ -66,7 +66,7 @@ class TuneResult:
 
     @property
     def config(self) -> CacheConfig:
-        """The recommended settings: ``attach(model, pruning=result.config)``.
+        """The recommended settings: ``attach(model, config=result.config)``.
 
         Raises
         ------
@@ -74,17 +74,17 @@ class TuneResult:
             If nothing was measured that keeps the target.
         """
         found = self.recommendation
-        if found is None or found.row.candidate.pruning is None:
+        if found is None or found.row.candidate.config is None:
             raise EvaluationError(f"no setting can be recommended, as none was measured: {dict(self.left_out)}")
         if not found.reached:
             raise EvaluationError(
                 f"no setting can be recommended: {found}. Ask for less, or use it anyway: attach(model, "
-                f"{found.row.candidate.words or 'pruning=result.recommendation.row.candidate.pruning'})"
+                f"{found.row.candidate.words or 'config=result.recommendation.row.candidate.config'})"
             )
-        return found.row.candidate.pruning
+        return found.row.candidate.config
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the recommended settings as a file that ``attach(model, pruning=FILE)`` reads; refused elsewhere."""
+        """Write the recommended settings as a file that ``attach(model, config=FILE)`` reads; refused elsewhere."""
         write_settings(path, format_settings(self.config.to_dict(), self.fingerprint))
 
     def table(self) -> Table:
