@@ -503,3 +503,14 @@ def test_what_errors_carry_comes_back_too():
 
 def pickled(error):
     return pickle.loads(pickle.dumps(error))  # noqa: S301 - what a pool of processes does
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("Factored", "FactoredWeights"), ("Result", "SolverResult"), ("register", "register_solver")]
+)
+def test_names_that_moved_say_the_new_one(old, new):
+    with pytest.raises(OptionError, match=rf"grace_opt\.{old} has another name now: write grace_opt\.{new}\.$"):
+        exec(f"from grace_opt import {old}")
+    assert hasattr(grace_opt, new)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        grace_opt.Nothing  # noqa: B018

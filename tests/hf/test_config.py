@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
+import grace_opt.hf
 from grace_opt.attention.provider import DEFAULT_RATIO
 from grace_opt.errors import CacheError, OptionError, ProblemError, UnknownSolverError
 from grace_opt.hf import H2O, CacheConfig, CompressedCache, PyramidKV, Quantization, SnapKV, StreamingLLM, TopTokens
@@ -390,3 +391,18 @@ def test_a_block_of_the_tail_that_fills_no_group():
 def test_a_misspelt_setting_is_recognised(tiny):
     with pytest.raises(OptionError, match=r"a cache has no setting sink_token. For sink_token, write sink_tokens="):
         CompressedCache(tiny(), sink_token=3)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("PrunedKeyCache", "CompressedCache"), ("PruningConfig", "CacheConfig"), ("capture", "capture_attention")],
+)
+def test_names_that_moved_say_the_new_one(old, new):
+    with pytest.raises(OptionError, match=rf"grace_opt\.hf\.{old} has another name now: write grace_opt\.hf\.{new}\.$"):
+        exec(f"from grace_opt.hf import {old}")
+    assert hasattr(grace_opt.hf, new)
+
+
+def test_settings_are_no_longer_called_pruning(tiny):
+    with pytest.raises(OptionError, match=r"For pruning, write config=\.$"):
+        CompressedCache(tiny(), pruning=CacheConfig(ratio=0.3))
