@@ -35,6 +35,7 @@ COMMANDS = {
     "quadratic_zero": "python -m bench.quadratic_zero",
     "bits": "python -m bench.bits",
     "trellis": "python -m bench.trellis",
+    "calibration_cost": "python -m bench.calibration_cost",
     "growth": "python -m bench.growth",
     "reading": "python -m bench.reading",
     "arena": "python -m bench.arena",
