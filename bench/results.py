@@ -34,6 +34,7 @@ COMMANDS = {
     "factored": "python -m bench.factored",
     "bits": "python -m bench.bits",
     "trellis": "python -m bench.trellis",
+    "calibration_cost": "python -m bench.calibration_cost",
     "growth": "python -m bench.growth",
     "reading": "python -m bench.reading",
     "arena": "python -m bench.arena",

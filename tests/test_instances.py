@@ -77,7 +77,7 @@ BROKEN = {
     "half.dat": (CLUSTER.replace("\n2 3", "\n2.5 3").encode(), "two different.*'2.5 3'"),
     "two.dat": (CLUSTER.replace("\n2 3", "\n23").encode(), "line 3 is '23 0.5': the k-cluster lines are 'i j weight'"),
     "big k.dat": (CLUSTER.replace("4 2 3", "4 5 3").encode(), "0 <= k <= n"),
-    "nan.txt": (MDP.replace("2.5", "nan").encode(), "edge 2 holds a value that is not finite"),
+    "nan.txt": (MDP.replace("2.5", "nan").encode(), "line 3: 'nan' is no weight: every weight must be finite"),
     "words.txt": (MDP.replace("2.5", "abc").encode(), "cannot be read"),
     "cut.clq": (CLIQUE[:-6].encode(), "promises 2 edges, found 1: truncated"),
     "no header.clq": (b"c nothing\n", "needs the line 'p edge n m'"),
@@ -272,6 +272,14 @@ def test_numbers_that_are_read_as_others_are_explained(tmp_path):
             ProblemError, match=r"line \d.*: '1e400' would become inf, as any number beyond 1\.8e308 does"
         ):
             instances.read(tmp_path / name)
+    (tmp_path / "w.csv").write_text("0,inf\ninf,0\n")
+    with pytest.raises(ProblemError, match=r"line 1, column 2: 'inf' is no weight: every weight must be finite"):
+        instances.read(tmp_path / "w.csv")
+    (tmp_path / "w.csv").write_text("2023,2024\n0,1\n1,0\n")
+    with pytest.raises(
+        ProblemError, match=r"3 rows, and one of 2 cells: .* names that are numbers, begin all with a name"
+    ):
+        instances.read(tmp_path / "w.csv")
     with pytest.raises(ProblemError, match=r"W\[.*\] is inf \(as any number beyond 1\.8e308 is\): every"):
         solve([[1.0, np.inf], [np.inf, 1.0]], 1)
     with pytest.raises(ProblemError, match=r"is nan: every weight"):

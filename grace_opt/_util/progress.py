@@ -84,7 +84,7 @@ class TimeLeft:
             self._seen[1:] = [(completed, seconds())]
 
     def __str__(self) -> str:
-        """Return it in words, such as ``, about 40 s left``; empty as long as no step has been seen to end.
+        """Return it in words, such as ``, about 40 s left``; empty before a step, or a twentieth of all, is seen.
 
         Examples
         --------
@@ -94,6 +94,8 @@ class TimeLeft:
         if len(self._seen) < 2:
             return ""
         (first, began), (done, at) = self._seen
+        if done - first < min(self._total / 20, 1):  # what comes first often takes longer
+            return ""
         left = (at - began) / (done - first) * (self._total - done) - (seconds() - at)
         return f", about {_in_words(max(left, 0.0))} left"
 

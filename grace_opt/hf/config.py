@@ -436,7 +436,7 @@ def _check_read(config: CacheConfig) -> None:
 
 _WRITE: tuple[tuple[str, Any, str], ...] = (
     ("options", Mapping, "a dict from names to values"),
-    ("method", str, 'a name, for instance "grace"; the share to prune is another argument, ratio='),
+    ("method", str, 'a name, for instance "grace"; the share to prune is another argument, ratio=, and so are bits='),
     ("weight", str, 'a name, for instance "frobenius"'),
     ("quantize", Quantization | None, 'a Quantization, for instance Quantization(keys=4), or a name such as "int4"'),
 )

@@ -287,7 +287,9 @@ class PrunedKeyLayer(DynamicLayer):
                     if length < recent + first + MIN_TOKENS
                     else f"the prompt of {length} tokens stays dense: means, widths"
                     f"{', its own basis' * (self.plan.bits.basis == OF_PROMPT)} and classes alone would take more than "
-                    'the bits asked for; write more bits (16 at most), or basis="calibrated"',
+                    "the bits asked for; write more bits (16 at most)"
+                    + ', or basis="calibrated"'
+                    * (self.plan.bits.basis == OF_PROMPT),
                 )
                 return
             sinks, groups = f" and the first sink_tokens={first}" if first else "", ""

@@ -63,9 +63,10 @@ def read_table(path: Path, suffix: str = ".csv") -> tuple[Array, tuple[str, ...]
     after = "" if head is None else f" after the first one, which was taken for names because of {taken[:40]!r}"
     for row in rows:
         if len(row) != n and not (head is not None and len(row) == n + 1):
-            raise ProblemError(
-                f"{what}{n} rows{after}, and one of {len(row)} cells: W is square. Are rows missing (truncated)?"
-            )
+            meant = "Are rows missing (truncated)?"
+            if head is None and {*map(len, rows)} == {n - 1}:
+                meant = "If the first one has names that are numbers, begin all with a name, and it with an empty cell."
+            raise ProblemError(f"{what}{n} rows{after}, and one of {len(row)} cells: W is square. {meant}")
     names = None if head is None else _names(what, head, rows)
     cells = [cell for row in rows for cell in row[len(row) - n :]]
     if mark == ";" and any("," in cell for cell in cells):

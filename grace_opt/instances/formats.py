@@ -65,9 +65,6 @@ def read_pairs(path: Path) -> tuple[Array, int, str]:
         )
     given = parse_floats(path, [text for row in whole for text in row[:2]], lambda at: f"line {lines[at // 2]}: ")
     weight = parse_numbers(path, [row[2] for row in whole], lambda at: f"line {lines[at]}: ")
-    infinite = ~(np.isfinite(given.reshape(-1, 2)).all(axis=1) & np.isfinite(weight))
-    if infinite.any():
-        raise ProblemError(f"{path}: edge {_first(infinite) + 1} holds a value that is not finite.")
     ends = _ends(path, given.reshape(-1, 2), n, base, source)
     if (twice := first_duplicate(np.sort(ends, axis=1), n)) is not None:
         i, j = ends[twice[1]] + base
@@ -179,7 +176,7 @@ def format_numbers(values: Array) -> list[str]:
 def parse_floats(path: Path, texts: list[str], place: Callable[[int], str] = lambda at: "") -> Array:
     """Return the numbers as float64, Fortran's 1.5D2 as 150; `place` begins the message for one that is none.
 
-    One that is too small or too large for float64, and would become 0 or infinite, is refused.
+    One that is too small or too large for float64, and would become 0 or infinite, is refused, and so are inf and nan.
     """
     what = f"{path} cannot be read as {path.suffix}: "
     for at, text in enumerate(texts):
@@ -195,6 +192,8 @@ def parse_floats(path: Path, texts: list[str], place: Callable[[int], str] = lam
                 f"{what}{place(at)}{texts[at][:40]!r} would become {abs(values[at]):g}, as any number {limit} does: "
                 f"scale the weights {way}."
             )
+    for at in np.flatnonzero(~np.isfinite(values))[:1].tolist():
+        raise ProblemError(f"{what}{place(at)}{texts[at][:40]!r} is no weight: every weight must be finite.")
     return values
 
 

@@ -517,13 +517,15 @@ def test_a_file_from_before_rotary_embeddings_were_noted_is_read_once(cache_fold
     assert len(calls) == 2
 
 
-def test_weights_that_have_changed_are_calibrated_anew(cache_folder):
+def test_weights_that_have_changed_are_calibrated_anew(cache_folder, capsys):
     folder, calls = cache_folder
     model = load_pocket()[0]
     basis_for(model)
     with torch.no_grad():
         model.model.layers[0].self_attn.k_proj.weight.mul_(2)
+    assert "once per model" in capsys.readouterr().err
     basis_for(model).check_model(model)
+    assert "as its weights have changed" in capsys.readouterr().err
     assert len(calls) == 2
     assert len(list(folder.iterdir())) == 2
 

@@ -287,7 +287,7 @@ def test_processes_that_come_at_the_same_time_calibrate_once(tmp_path):
 
 @pytest.mark.parametrize("home", [True, False])
 def test_ctrl_c_leaves_nothing_broken_and_goes_on(home, calls, model, monkeypatch, capsys):
-    monkeypatch.setattr(unfinished, "SECONDS_WORTH_KEEPING", 0.0)
+    monkeypatch.setattr(unfinished, "REST", 0)
     model.train()
     if not home:
         monkeypatch.setattr(at_hand, "_place", lambda here: None)
@@ -317,6 +317,7 @@ def test_ctrl_c_leaves_nothing_broken_and_goes_on(home, calls, model, monkeypatc
         model.generate(ids(LONG), **GREEDY)
     assert attached.cache.memory_report().pruned_tokens
     assert read[3:] == ([2, 3] if home else [0, 1, 2, 3])
+    assert ("2 of 3 texts were done before, and it goes on from there" in capsys.readouterr().err) == home
     assert len(list(basis_folder.folder().iterdir())) == home
 
 
@@ -400,7 +401,7 @@ def test_commands_that_contradict_themselves_are_refused(given, words, calls, ru
 
 
 def test_the_command_goes_on_after_ctrl_c(calls, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(unfinished, "SECONDS_WORTH_KEEPING", 0.0)
+    monkeypatch.setattr(unfinished, "REST", 0)
     files, out = [], tmp_path / "b.safetensors"
     for number in range(3):
         files += ["--text", tmp_path / f"{number}.txt"]

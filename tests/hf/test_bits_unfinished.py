@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def texts(seed=0):
 def keep_every_text(monkeypatch, switch):
     """In torch alone: for texts of a few hundred tokens, loops are compiled at some later call, and round otherwise."""
     switch("GRACE_OPT_LLVM", "0")
-    monkeypatch.setattr(unfinished, "SECONDS_WORTH_KEEPING", 0.0)
+    monkeypatch.setattr(unfinished, "REST", 0)
 
 
 class Whole(list):
@@ -73,37 +74,33 @@ def test_what_is_made_from_a_part_is_what_is_made_at_once(after, kwargs, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_kept_of_work_that_took_seconds(tmp_path, monkeypatch):
-    """Writing the sums of a large model would take as long."""
-    monkeypatch.setattr(unfinished, "SECONDS_WORTH_KEEPING", 10.0)
-    now = [0.0]
+def test_writing_takes_at_most_a_tenth_of_the_time(tmp_path, monkeypatch):
+    """The sums of a large model take a second or two."""
+    monkeypatch.setattr(unfinished, "REST", 10)
+    now, write = [0.0], unfinished.FORMAT.write
+
+    def slowly(*given):
+        write(*given)
+        now[0] += 1.0
+
     monkeypatch.setattr(unfinished, "seconds", lambda: now[0])
-    kept = []
-
-    def advance(done):
-        if done != int(done):
-            return
-        now[0] += 4.0
-        kept.append(len(list(tmp_path.iterdir())))
-
-    calibrate_basis(model_of("Llama"), None, texts(), advance=advance, checkpoint=tmp_path / "part.safetensors")
-    assert kept == [0, 0, 0, 1, 1]  # 12 seconds after the beginning, and not again for the last text
-    with pytest.raises(KeyboardInterrupt) as caught:
-        calibrate_basis(model_of("Llama"), None, texts(), advance=stopping(2), checkpoint=tmp_path / "part.safetensors")
-    assert "nothing of it is kept" in caught.value.__notes__[0]
-
-
-def test_every_ten_seconds_what_is_done_is_kept_once(tmp_path, monkeypatch):
-    """Not after every text once ten seconds are over."""
-    monkeypatch.setattr(unfinished, "SECONDS_WORTH_KEEPING", 10.0)
-    now = [0.0]
-    monkeypatch.setattr(unfinished, "seconds", lambda: now[0])
+    monkeypatch.setattr(unfinished, "FORMAT", SimpleNamespace(write=slowly))
     part, kept = unfinished.Unfinished(tmp_path / "part.safetensors", {}), []
     for text in range(1, 10):
         now[0] += 4.0
         part.keep(text, {})
         kept.append(part.texts)
-    assert kept == [0, 0, 3, 3, 3, 6, 6, 6, 9]
+    assert kept == [1, 1, 1, 4, 4, 4, 7, 7, 7]
+
+
+def test_nothing_is_kept_of_a_text_that_is_not_done(tmp_path):
+    def stop(done):
+        if done != int(done):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        calibrate_basis(model_of("Llama"), None, texts(), advance=stop, checkpoint=tmp_path / "part.safetensors")
+    assert "nothing of it is kept" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("what", ["damaged", "cut short", "another text", "another type", "another model", "no folder"])
@@ -131,7 +128,7 @@ def _killed(path):
     os.environ["GRACE_OPT_LLVM"] = "0"
     is_off.cache_clear()
     torch.set_num_threads(1)
-    unfinished.SECONDS_WORTH_KEEPING = 0.0
+    unfinished.REST = 0
 
     def advance(done):
         if done == 3:

@@ -191,12 +191,16 @@ def _made_now(
 ) -> CalibratedBasis:
     tokenizer, texts = _tokenizer(model) if tokenizer is None else tokenizer, shipped_texts()
     name = _name(model)
-    _say(f"grace_opt: calibrating {name} on {len(texts)} texts, once per model")
-    start = time.monotonic()
+    why = "as its weights have changed" if model in _MADE else "once per model"
+    _say(f"grace_opt: calibrating {name} on {len(texts)} texts, {why}")
+    start, said = time.monotonic(), [False]
     with progress_bar(None, len(texts), "texts") as show, _told_what_to_do():
 
         def made(end_to_end: bool) -> CalibratedBasis:
             def shown(done: float) -> None:
+                if done >= 1 and not said[0]:
+                    _say(f"grace_opt: {done:.0f} of {len(texts)} texts were done before, and it goes on from there")
+                said[0] = True
                 show(f"calibrating {name}", done)
                 advance(done)
 

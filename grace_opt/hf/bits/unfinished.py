@@ -1,8 +1,8 @@
 """What is done of a calibration, in a file from which the next call goes on.
 
 When: a calibration takes minutes, and is stopped by Ctrl-C, by a time limit or with its process. After each text, the
-sums over all texts so far are written, unless less than `SECONDS_WORTH_KEEPING` would be lost. What is made from there
-is bit for bit what would have been made at once. The file is removed when the calibration is finished; one that is
+sums over all texts so far are written, so rarely that it takes at most a tenth of the time. What is made from there is
+bit for bit what would have been made at once. The file is removed when the calibration is finished; one that is
 damaged, or of another model, other texts or other settings, is not read.
 """
 
@@ -23,8 +23,8 @@ from ...errors import CalibrationError
 from .moments import ClassSums, LayerMoments
 
 FORMAT = TensorFormat("grace_opt.unfinished_basis", "1", "an unfinished calibration", CalibrationError)
-#: Writing the sums of a large model takes a second or two, so that seconds of work are not worth it.
-SECONDS_WORTH_KEEPING = 10.0
+#: Time between two writings, at least, by that which the last one took.
+REST = 10
 #: The clock; tests hold it.
 seconds = time.monotonic
 _KINDS = {kind.__name__: kind for kind in (LayerMoments, ClassSums)}
@@ -42,7 +42,7 @@ class Unfinished:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, settings: Mapping[str, Any]) -> None:
-        self._path, self._kept = path, seconds()
+        self._path, self._kept, self._took = path, seconds(), 0.0
         versions = {name: version(name) for name in ("grace-opt", "torch", "transformers")}
         self._settings = {**settings, **versions}
         #: Number of texts in the file.
@@ -64,8 +64,9 @@ class Unfinished:
         return dict(found)
 
     def keep(self, texts: int, layers: Mapping[int, LayerMoments]) -> None:
-        """Write the sums over so many texts, if losing them would be a pity and there is room for them."""
-        if self._path is None or seconds() - self._kept < SECONDS_WORTH_KEEPING:
+        """Write the sums over so many texts, if it is time and there is room for them."""
+        began = seconds()
+        if self._path is None or began - self._kept < REST * self._took:
             return
         tensors: dict[str, Tensor] = {}
         about = {"settings": self._settings, "texts": texts, "layers": _taken_apart(dict(layers), "", tensors)}
@@ -73,6 +74,7 @@ class Unfinished:
             FORMAT.write(self._path, tensors, about)
             self.texts = texts
         self._kept = seconds()
+        self._took = self._kept - began
 
     @contextmanager
     def told_if_stopped(self, total: int) -> Iterator[None]:
