@@ -32,7 +32,6 @@ from .attach import Attached, attach  # noqa: E402
 from .attention import register_attention  # noqa: E402
 from .bits.calibrate import calibrate_basis  # noqa: E402
 from .bits.calibrated import CalibratedBasis  # noqa: E402
-from .bits.export import export_static  # noqa: E402
 from .cache import PrunedKeyCache  # noqa: E402
 from .calibrate_eviction import calibrate_eviction  # noqa: E402
 from .calibration import calibrate  # noqa: E402
@@ -76,7 +75,6 @@ __all__ = [
     "calibrate_basis",
     "calibrate_eviction",
     "capture",
-    "export_static",
     "learn_masks",
     "tune",
 ]
