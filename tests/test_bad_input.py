@@ -506,7 +506,8 @@ def pickled(error):
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("Factored", "FactoredWeights"), ("Result", "SolverResult"), ("register", "register_solver")]
+    ("old", "new"),
+    [("Factored", "FactoredWeights"), ("Result", "SolverResult"), ("register", "register_solver")],
 )
 def test_names_that_moved_say_the_new_one(old, new):
     with pytest.raises(OptionError, match=rf"grace_opt\.{old} has another name now: write grace_opt\.{new}\.$"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,8 +28,7 @@ from bench.arena.stored import Layer, Method, Stored
 from bench.passages import cases, long_passages, passages
 from bench.questions import Fact, Text, prompts
 from grace_opt.errors import EvaluationError
-from grace_opt.hf import CompressedCache, attention_implementation, calibrate_basis, export_static
-from grace_opt.hf.bits.classes import SINKS, WINDOW
+from grace_opt.hf import CompressedCache, attention_implementation, calibrate_basis
 from grace_opt.hf.evaluation import compare_predictions
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
 from grace_opt.hf.needle import fact, filler, question
@@ -39,7 +37,7 @@ CALIBRATION = " ".join(filler(random.Random(number)) for number in range(150))
 PASSWORDS = {"Rome": "amber fox", "Oslo": "jade whale", "Lima": "ivory panda"}
 #: Competes in the run.
 COMPETES = (
-    *("bits-1", "bits-1-class-1", "bits-1-none", "bits-1-plain", "bits-2", "bits-2.25", "bits-3", "static-3", "int4"),
+    *("bits-1", "bits-1-class-1", "bits-1-none", "bits-1-plain", "bits-2", "bits-2.25", "bits-3", "int4"),
     *("grace-0.5", "snapkv-at-2.25", "rounded-8", "reference-8"),
 )
 
@@ -193,23 +191,6 @@ def test_a_method_is_counted_as_it_states_and_read_back(read: tuple[Subject, Pro
     assert (bits.key_bits, bits.value_bits) == (4.0, 0.0)
     assert bits.bits == pytest.approx(4 * 100 / 250)
     assert bits.mean_bits == pytest.approx((4 * 100 + 16 * 150) / 400)
-
-
-def test_a_static_coding_is_that_of_the_exported_file(read: tuple[Subject, Prompt, Tensor], tmp_path: Path) -> None:
-    subject, prompt, ids = read
-    contender = contenders([])["static-3"]
-    with pytest.raises(EvaluationError, match="make it by export_static"):
-        contender.make(subject, prompt)
-    made = export_static(subject.model, tmp_path / "x.safetensors", 3.0, texts=[ids], basis=subject.basis)
-    cache, bits = contender.make(replace(subject, static={3.0: made}), prompt)
-    assert bits.bits == pytest.approx(made.bits)
-    inner = slice(SINKS, ids.shape[1] - WINDOW)
-    for layer, coder in made.values.items():
-        values = prompt.captured[layer].values
-        found = cache.layers[layer].values
-        assert torch.equal(found[:, :, inner], coder.restore(coder.codes(values[:, :, inner])))
-        assert torch.equal(found[:, :, :SINKS], values[:, :, :SINKS])
-        assert torch.equal(found[:, :, inner.stop :], values[:, :, inner.stop :])
 
 
 def test_what_is_no_compression_is_refused(read: tuple[Subject, Prompt, Tensor]) -> None:

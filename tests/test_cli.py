@@ -461,7 +461,7 @@ def test_an_empty_text_is_named(run, tmp_path, text):
     assert "empty.txt is empty; leave it out" in refused.output.replace("\n", " ")
 
 
-@pytest.mark.parametrize("command", ["basis", "export", "layers"])
+@pytest.mark.parametrize("command", ["basis", "layers"])
 def test_files_of_tensors_are_named_so(run, tmp_path, command):
     for name, words in {"st.bin": "only .safetensors", "st": "only .safetensors", ".": "is a folder"}.items():
         refused = run(command, "pocket", "-o", tmp_path / name)

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.arena.contenders import STATIC_BITS, Subject, contenders
+from bench.arena.contenders import Subject, contenders
 from bench.arena.measure import Arena
 from bench.arena.page import page
 from bench.arena.run import run
@@ -36,7 +36,6 @@ from bench.questions import DEFAULT, prompts, read_questions
 from bench.real_model import digest
 from bench.report import add_options, read_results, write_results
 from grace_opt.errors import GraceError
-from grace_opt.hf import export_static
 from grace_opt.hf.models import disable_progress_bars, load_model
 
 ROOT = Path(__file__).parent.parent.parent
@@ -129,13 +128,7 @@ def main(given: Sequence[str] | None = None) -> None:
     chat = [prompts(text, tokenizer, args.chat) for text in (sets[:1] if args.quick else sets)]
     file = args.runs / "basis.safetensors"
     basis, seconds = calibrated(model, tokenizer, file, source)
-    static = {
-        bits: export_static(model, args.runs / f"static-{bits:g}.safetensors", bits, tokenizer=tokenizer, basis=basis)
-        for bits in STATIC_BITS
-        if f"static-{bits:g}" in found
-    }
-    subject = Subject(model, basis, file, static)
-    arena = Arena(subject, tokenizer, found, short, long, asked, chat, args.later, args.new_tokens)
+    arena = Arena(Subject(model, basis, file), tokenizer, found, short, long, asked, chat, args.later, args.new_tokens)
     try:
         records, sources = run(arena, args.runs, source, now)
     except GraceError as error:

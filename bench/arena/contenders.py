@@ -8,8 +8,8 @@ PyramidKV (2406.02069), H2O (2306.14048).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,11 @@ from transformers.cache_utils import DynamicCache
 from bench.answers import stored_bytes
 from bench.arena.prompt import Prompt
 from bench.arena.stored import Layer, Method, Stored
-from bench.arena.windows import Coder, stored
 from bench.bits_variants import varied
 from bench.caches import SINKS, WINDOW
 from bench.efficiency.methods import int4
 from grace_opt.errors import EvaluationError
 from grace_opt.hf import H2O, CalibratedBasis, CompressedCache, PyramidKV, Quantization, SnapKV
-from grace_opt.hf.bits.static import StaticCoder, StaticCoders
 from grace_opt.hf.evaluation import StoredBits, stated_bits, stored_bits
 from grace_opt.hf.eviction_names import eviction_to_dict
 from grace_opt.hf.filling import filled
@@ -44,20 +42,17 @@ OURS, ONE_CLASS, UNCALIBRATED, PLAIN = (
     "`bits=`, one class, no calibration",
 )
 OUR_FAMILIES = (OURS, ONE_CLASS, UNCALIBRATED, PLAIN)
-#: And what a server would do with our bases, widths and scales, at these numbers of bits.
-STATIC, STATIC_BITS = "static coding", (2.25, 3.0)
 #: Bytes of a 16-bit number, of a kept token's position and of a kept channel's index.
 ITEM, PLACE, INDEX = 2, 4, 8
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, its calibrated basis and the basis' file, and static codings by their bits."""
+    """A model, its calibrated basis and the basis' file."""
 
     model: PreTrainedModel
     basis: CalibratedBasis
     file: Path
-    static: Mapping[float, StaticCoders] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,7 +105,6 @@ def ours_and_others() -> list[Contender]:
         _coded(f"bits-{bits:g}-plain", f'`bits={bits:g}`, one class, `basis="none"`', PLAIN, bits, "none", "class-1")
         for bits in ABLATED
     ]
-    found += [_static(bits) for bits in STATIC_BITS]
     four = Quantization(keys=4, values=4)
     found.append(_cache("int4", "`Quantization(keys=4, values=4)`", "int4, grace_opt", "", ratio=0.0, quantize=four))
     for method, source in (("think", "ThinK, arXiv 2407.21018"), ("grace", "GRACE, arXiv 2604.16983")):
@@ -133,25 +127,6 @@ def _coded(name: str, title: str, family: str, bits: float, basis: str = "", var
             return _filled(subject, prompt, **settings)
 
     return Contender(name, title, family, "grace_opt", make, _text(bits=bits, basis=basis, variant=variant))
-
-
-def _static(bits: float) -> Contender:
-    """Return our static coding: each token alone, by the same widths and scales."""
-    name, title = f"static-{bits:g}", f"{STATIC}, {bits:g} bits (`grace-opt export`)"
-
-    def make(subject: Subject, prompt: Prompt) -> tuple[Any, StoredBits]:
-        if bits not in subject.static:
-            raise EvaluationError(f"{name} needs a static coding of {bits:g} bits: make it by export_static")
-        keys, values = subject.static[bits].keys, subject.static[bits].values
-        rows = [stored(one, _recoded(keys[one.index]), _recoded(values[one.index])) for one in prompt.layers]
-        return _rebuilt(name, subject, prompt, rows)
-
-    return Contender(name, title, STATIC, "grace_opt", make, _text(static=bits))
-
-
-def _recoded(coder: StaticCoder) -> Coder:
-    """Return what codes tokens ``(H, n, d)`` and reads them again."""
-    return lambda tokens: (coder.restore(coder.codes(tokens)), float(coder.widths.sum()) * tokens.shape[1])
 
 
 def _cache(name: str, title: str, family: str, source: str, method: str = "think", **settings: Any) -> Contender:
@@ -234,19 +209,15 @@ def of_method(method: Method) -> Contender:
     """Return a method that reconstructs tensors: they go into a dense cache, and its count is taken."""
 
     def make(subject: Subject, prompt: Prompt) -> tuple[Any, StoredBits]:
-        return _rebuilt(method.name, subject, prompt, method.store(prompt.layers, subject.basis))
+        rows = method.store(prompt.layers, subject.basis)
+        bits = checked_bits(method.name, prompt.layers, rows)
+        cache = DynamicCache(config=subject.model.config)
+        for layer, each in zip(prompt.layers, rows, strict=True):
+            like = prompt.captured[layer.index]
+            cache.update(each.keys[None].to(like.keys.dtype), each.values[None].to(like.values.dtype), layer.index)
+        return cache, bits
 
     return Contender(method.name, method.title, method.family, method.source, make)
-
-
-def _rebuilt(name: str, subject: Subject, prompt: Prompt, rows: Sequence[Stored]) -> tuple[Any, StoredBits]:
-    """Return a dense cache of reconstructed tensors, and the count that goes with them."""
-    bits = checked_bits(name, prompt.layers, rows)
-    cache = DynamicCache(config=subject.model.config)
-    for layer, each in zip(prompt.layers, rows, strict=True):
-        like = prompt.captured[layer.index]
-        cache.update(each.keys[None].to(like.keys.dtype), each.values[None].to(like.values.dtype), layer.index)
-    return cache, bits
 
 
 def checked_bits(name: str, layers: Sequence[Layer], stored: Sequence[Stored]) -> StoredBits:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import chain, cycle
 from typing import Any
 
-from bench.arena.contenders import OUR_FAMILIES, OURS, STATIC
+from bench.arena.contenders import OUR_FAMILIES, OURS
 from bench.arena.numbers import families, interval, is_reference, mean
 from bench.report import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY
 
@@ -63,7 +63,7 @@ def styles(found: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
             continue
         base = re.split(r", | with | \+ ", family)[0]
         if base not in bases:
-            colour = BLACK if is_reference(names) else BLUE if family in (*OUR_FAMILIES, STATIC) else next(colours)
+            colour = BLACK if is_reference(names) else BLUE if family in OUR_FAMILIES else next(colours)
             first = {BLACK: [":"], BLUE: []}.get(colour, ["-"])
             bases[base] = colour, chain(first, cycle(("--", ":", "-.")))
         colour, lines = bases[base]

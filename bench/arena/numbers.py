@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from bench.arena.contenders import OUR_FAMILIES, STATIC
+from bench.arena.contenders import OUR_FAMILIES
 from grace_opt.sweep import Interval, mean_interval, paired_interval
 
 #: What is chosen on, and what is reported.
@@ -74,7 +74,7 @@ def families(value: dict[str, Any], part: str) -> dict[str, list[str]]:
 def peers(value: dict[str, Any], part: str, least: float, most: float) -> Iterator[str]:
     """Yield the methods of others that have between `least` and `most` bits, without crossings with our classes."""
     for family, each in families(value, part).items():
-        if family in (*OUR_FAMILIES, STATIC) or is_reference(each) or CROSSING in family:
+        if family in OUR_FAMILIES or is_reference(each) or CROSSING in family:
             continue
         yield from (name for name in each if least <= mean(value, part, name, "bits") <= most)
 

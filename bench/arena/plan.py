@@ -19,14 +19,14 @@ from grace_opt.sweep import Cell
 
 #: On half A of the passages as well: what the page compares.
 BOTH_HALVES = (
-    *("bits-1", "bits-1.5", "bits-2", "bits-2.25", "bits-3", "bits-4", "static-2.25", "static-3", "int4", "grace-0.5"),
+    *("bits-1", "bits-1.5", "bits-2", "bits-2.25", "bits-3", "bits-4", "int4", "grace-0.5"),
     *("transformers-4", "kivi-4-g32", "kivi-2-g32", "turboquant-4", "turboquant-3", "turboquant-2", "hadamard-4"),
     *("hadamard-3", "oscar-3", "block-gtq-3", "rdkv-3", "rdkv-2.5", "snapkv-at-2.25", "h2o-at-2.25"),
     "reference-entropy-2.25",
 )
 #: On long passages.
 LONG = (
-    *("bits-1", "bits-1.5", "bits-2", "bits-2.25", "bits-3", "static-2.25", "grace-0.5", "snapkv-at-2.25"),
+    *("bits-1", "bits-1.5", "bits-2", "bits-2.25", "bits-3", "grace-0.5", "snapkv-at-2.25"),
     *("kivi-4-g32", "kivi-2-g32", "turboquant-4", "turboquant-3", "turboquant-2"),
 )
 #: Asked for hidden words.

@@ -20,9 +20,9 @@ def refuse_moved(module: str, names: Mapping[str, str]) -> Callable[[str], NoRet
 
     Examples
     --------
-    >>> refuse_moved("grace_opt", {"Factored": "grace_opt.FactoredWeights"})("Factored")
+    >>> refuse_moved("grace_opt", {"FactoredWeights": "grace_opt.FactoredWeights"})("FactoredWeights")
     Traceback (most recent call last):
-    grace_opt.errors.OptionError: grace_opt.Factored has another name now: write grace_opt.FactoredWeights.
+    grace_opt.errors.OptionError: grace_opt.FactoredWeights has another name now: write grace_opt.FactoredWeights.
     """
 
     def attribute(name: str) -> NoReturn:

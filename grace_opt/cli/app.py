@@ -133,6 +133,5 @@ app.command(
         "help_option_names": [],
     },
 )(model_commands.lm_eval)
-app.command()(calibration_commands.export)
 app.command()(report)
 app.command()(doctor)

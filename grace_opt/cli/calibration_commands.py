@@ -1,4 +1,4 @@
-"""The commands that calibrate a model, and write a file of tensors: basis, layers, export."""
+"""The commands that calibrate a model, and write a file of tensors: basis, layers."""
 
 from __future__ import annotations
 
@@ -151,56 +151,3 @@ def layers(
         made.save(out)
     print_layers(console, made)
     console.print(f"wrote {escape_path(str(out), sys.stdout)}", soft_wrap=True)
-
-
-def export(
-    model: ModelName,
-    out: Annotated[Path, typer.Option("-o", "--out", help="File to write, for instance static.safetensors.")],
-    bits: Annotated[float, typer.Option(help="Mean bits per element of keys and values, from 0 to 8.")] = 2.25,
-    basis: Annotated[
-        Path | None, typer.Option(help="File of grace-opt basis. Default: the model's own, made once and kept.")
-    ] = None,
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Text file, UTF-8, for widths and scales; repeatable. Default: six short texts of grace_opt."
-        ),
-    ] = None,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Tokens of the longest sequence that will be stored. Default: the model's, at most 8192."
-        ),
-    ] = None,
-) -> None:
-    """Write what a server needs to store MODEL's cache in few bits.
-
-    The file is for those who build kernels for vLLM, SGLang, llama.cpp or others: every token of a layer takes the same
-    number of bits. docs/howto/servers.md describes it. To use few bits with transformers, see attach(model, bits=2.25).
-
-    Example: grace-opt export HuggingFaceTB/SmolLM2-135M --bits 2.25 -o static.safetensors
-    """
-    with errors_as_exit_codes():
-        check_tensor_file(out)
-        try:
-            from ..hf.bits.export import export_static
-            from ..hf.bits.settings import CALIBRATED
-            from ..hf.texts import shipped_texts
-        except ImportError as error:
-            raise OptionError(f"exporting needs transformers: {pip_install('hf')} ({error})") from None
-        texts = [read_text(path) for path in text] if text else None
-        loaded, tokenizer = load(model)
-        with progress_bar(None, len(texts or shipped_texts()), "texts") as show:
-            made = export_static(
-                *(loaded, out, bits),
-                tokenizer=tokenizer,
-                texts=texts,
-                basis=basis or CALIBRATED,
-                context=context,
-                advance=lambda done: show("exporting", done),
-            )
-    console.print(
-        f"wrote {escape_path(str(out), sys.stdout)}: {made.bits:.3f} bits per element, {len(made.keys)} layers, from "
-        f"{made.tokens} tokens of {made.texts} text{'s' if made.texts > 1 else ''}, at positions up to {made.context}",
-        soft_wrap=True,
-    )

@@ -33,7 +33,6 @@ from .attach import Attached, attach  # noqa: E402
 from .attention import register_attention  # noqa: E402
 from .bits.calibrate import calibrate_basis  # noqa: E402
 from .bits.calibrated import CalibratedBasis  # noqa: E402
-from .bits.export import export_static  # noqa: E402
 from .cache import CompressedCache  # noqa: E402
 from .calibrate_eviction import calibrate_eviction  # noqa: E402
 from .calibration import calibrate  # noqa: E402
@@ -77,7 +76,6 @@ __all__ = [
     "calibrate_basis",
     "calibrate_eviction",
     "capture_attention",
-    "export_static",
     "learn_masks",
     "tune",
 ]

@@ -149,11 +149,11 @@ def test_scales_have_nearly_the_least_error_to_the_fourth(shape, count, bits):
     random = np.random.default_rng([count, bits])
     rows = np.stack([SHAPES[shape](random, count) for _ in range(4)]).astype(np.float32)
     rows -= rows.mean(1, keepdims=True)
-    books, widths = codebooks(torch.device("cpu")), torch.full((4,), bits, dtype=torch.uint8)
-    scales = coding.reference.fitted(torch.from_numpy(rows), widths, books).tolist()
+    books, widths = codebooks(torch.device("cpu")), torch.full((1, 4), bits, dtype=torch.uint8)
+    found, _ = coding.reference.scaled_and_coded(torch.from_numpy(rows), torch.zeros(4), widths, [count], books)
     worse = [
         oracle.fourth_powers(row, LEVELS[bits], scale) / oracle.least_fourth_powers(row, LEVELS[bits])
-        for row, scale in zip(rows, scales, strict=True)
+        for row, scale in zip(rows, found[0].tolist(), strict=True)
     ]
     assert np.median(worse) < NEAR[bits], worse
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
@@ -29,7 +28,6 @@ from grace_opt.hf import (
     calibrate,
     calibrate_basis,
     calibrate_eviction,
-    export_static,
     learn_masks,
 )
 from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs, stored_bits
@@ -121,7 +119,6 @@ def others(folder):
     losses = calibrate_eviction(model(), None, [tokens(1, 768)], tokens=768, heads=False)
     masks = calibrate(model(), texts, None, ratio=0.5)
     learned = learn_masks(model(), texts, None, 0.5, tokens=100, windows=4, steps=(6, 3), progress=False)
-    static = export_static(model(), folder / "static", texts=texts, basis=basis, tokens=600)
     losses.save(folder / "losses")
     basis.save(folder / "basis")
     found = {}
@@ -132,7 +129,6 @@ def others(folder):
     ):
         found[name] = digest(fed(cache), str(cache.memory_report()))
     found["losses"] = digest(losses.losses)
-    found["static"] = digest(list(load_file(folder / "static").values()), static.bits)
     with attach(model(), ratio=0.5, **WINDOWS) as attached:
         said = model().generate(tokens(1, 60), max_new_tokens=4, do_sample=False, pad_token_id=0)
     cache, dense = CompressedCache(model(), ratio=0.5, **WINDOWS), DynamicCache(config=model().config)

@@ -18,7 +18,6 @@ from .._shared.switches import LLVM, is_off
 from .._shared.threads import COMPILE_FROM, worth_compiling
 from . import reference
 from .reference import Codebooks as Codebooks
-from .reference import fitted as fitted
 from .reference import pack_bits as pack_bits
 from .reference import pack_codes as pack_codes
 from .trellis import searched

@@ -96,13 +96,8 @@ def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tu
     return largest, torch.stack([(part @ share[..., None])[..., 0] for part, share in classes], dim=1).double()
 
 
-def fitted(centred: Tensor, widths: Tensor, books: Codebooks) -> Tensor:
-    """Return the scale of every row ``(R, n)``, float16; 0 where there are no bits."""
-    return _fitted(centred, widths.long(), _upper(widths.long(), books), books.even)
-
-
 def _fitted(centred: Tensor, widths: Tensor, upper: tuple[Tensor, Tensor, Tensor], even: int) -> Tensor:
-    """See `fitted`; `upper` is of these rows."""
+    """Return the scale of every row ``(R, n)``, float16; 0 where there are no bits. `upper` is of these rows."""
     (edges, levels, top), count = upper, centred.shape[1]
     if not count:
         return torch.zeros(len(centred), dtype=torch.float16, device=centred.device)
