@@ -59,7 +59,6 @@ COMMANDS = {
     "solvers": "python -m bench.solvers all",
     "peers": "python -m bench.peers",
     "scales": "python -m bench.scales",
-    "experiments/pocket/index": "python -m bench.experiments.pages pocket",
     "experiments/smollm2/index": "python -m bench.experiments.pages smollm2",
     "at_a_glance": "python -m bench.at_a_glance",
 }

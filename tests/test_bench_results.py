@@ -55,7 +55,7 @@ def test_each_page_names_a_command_and_a_commit(page: Path) -> None:
     if page.name != "index.md" or "Made" in text:
         assert commands
     assert all(exists(command.replace("\\", "")) for command in commands), commands
-    if page.parent.name not in ("pocket", "smollm2"):
+    if page.parent.name != "smollm2":
         assert re.search(rf"commit ({COMMIT})", text)
         assert results.COMMANDS[page.stem] in text
         assert f"]({page.stem}.png)" in text
@@ -186,7 +186,7 @@ def test_results_runs_what_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys:
         "all",
         "--report-only",
     ]
-    assert results.main(["experiments", "--skip", "experiments/pocket", "--list"]) == 0
+    assert results.main(["experiments", "answers", "--skip", "answers", "--list"]) == 0
     assert capsys.readouterr().out.split()[0] == "experiments/smollm2/index"
     with pytest.raises(SystemExit):
         results.main(["nothing"])
@@ -238,12 +238,12 @@ def test_pages_of_experiments_are_of_one_commit(cells, tmp_path: Path) -> None:
     cells("mixed", "1234560", "--only", "seed=0")
     mixed = cells("mixed", "1234561")
     with pytest.raises(MixedError, match=r"several commits.*123456[01]: .*; 123456[01]: "):
-        experiment_pages.report("pocket", mixed, tmp_path / "out", allow_dirty=False)
-    pages = experiment_pages.report("pocket", mixed, tmp_path / "out", allow_dirty=True)
+        experiment_pages.report("smollm2", mixed, tmp_path / "out", allow_dirty=False)
+    pages = experiment_pages.report("smollm2", mixed, tmp_path / "out", allow_dirty=True)
     assert report.MARK in pages[0].read_text()
-    index, page = experiment_pages.report("pocket", cells("one", "1234560"), tmp_path / "out", allow_dirty=False)
+    index, page = experiment_pages.report("smollm2", cells("one", "1234560"), tmp_path / "out", allow_dirty=False)
     assert report.MARK not in index.read_text()
-    assert "`python -m bench.experiments.pages pocket`" in index.read_text()
+    assert "`python -m bench.experiments.pages smollm2`" in index.read_text()
     for text in (index.read_text(), page.read_text()):
         assert text.index("# ") < text.index("![") < text.index("- **Asked**") < text.index("- **Found**")
         assert text.index("- **Found**") < text.index("- **How sure**") < text.index("\n| ")
@@ -264,8 +264,8 @@ def test_pages_of_experiments_take_their_words_from_todays_code(
     known = experiments.experiments()
     reworded = dataclasses.replace(known["solver_quality"], title="Another title", about="Is it so? It is.")
     monkeypatch.setattr(experiment_pages, "experiments", lambda: {**known, "solver_quality": reworded})
-    index, page = experiment_pages.report("pocket", files, tmp_path / "out", allow_dirty=False)
-    assert page.read_text().startswith("# Another title, on the pocket model\n")  # the other set has a page on it too
+    index, page = experiment_pages.report("smollm2", files, tmp_path / "out", allow_dirty=False)
+    assert page.read_text().startswith("# Another title, on SmolLM2-135M\n")
     assert "- **Asked**: Is it so?\n" in page.read_text()
     assert "[Another title](solver_quality.md)" in index.read_text()
 

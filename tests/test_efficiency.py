@@ -19,9 +19,7 @@ from bench.efficiency import measure, report
 from bench.efficiency.methods import METHODS, held_bytes, missing
 from bench.efficiency.subject import TINY as SIZES
 from bench.efficiency.subject import check_fits, random_weights
-from bench.experiments import __main__ as command
 from grace_opt.hf.models import POCKET_FOLDER
-from grace_opt.sweep import make_report
 
 TINY = ["--shape", "tiny", "--context", "384", "--rounds", "2", "--new-tokens", "5", "--allow-dirty"]
 
@@ -169,14 +167,3 @@ def test_bytes_of_other_caches_are_those_of_their_storages() -> None:
     with torch.no_grad():
         subject.model(torch.zeros(2, 7, dtype=torch.long), past_key_values=cache)
     assert held_bytes(cache) == 2 * (2 * 2 * 7 * 16) * 2
-
-
-@pytest.mark.slow
-def test_the_experiment_prints_the_papers_table(tmp_path: Path) -> None:
-    """Rounds are pairs, a dense cache stands beside every ratio, and Table 4 is there with what would fill it."""
-    assert command.main(["efficiency", "--smoke", "--out", str(tmp_path)]) == 0
-    page = make_report(tmp_path)[1].read_text()
-    assert "2.73 (Table 4)" in page
-    assert "72.37 (Table 4)" in page
-    assert "`python -m bench.experiments efficiency --size full --device cuda`" in page
-    assert command.main(["efficiency", "--smoke", "--out", str(tmp_path), "--set", "methods=grace"]) == 2
