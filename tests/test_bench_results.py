@@ -16,7 +16,8 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
 
-from bench import at_a_glance, material, provenance, report, results, selection
+from bench import at_a_glance, material, provenance, report, results
+from bench.efficiency import report as efficiency
 from bench.experiments import __main__ as experiments
 from bench.experiments import pages as experiment_pages
 from bench.install_size import bytes_in
@@ -27,7 +28,7 @@ from grace_opt.sweep import Plot
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-CLEAN = {"date": "2026-01-02", "command": "python -m bench.selection", "commit": "1234567", "cpu": "x", "cores": 2}
+CLEAN = {"date": "2026-01-02", "command": "python -m bench.answers", "commit": "1234567", "cpu": "x", "cores": 2}
 CLEAN |= {"python": "3.11.0"}
 PAGES = sorted(path.relative_to(RESULTS) for path in RESULTS.rglob("*.md"))
 COMMIT = r"[0-9a-f]{7,}\+?"
@@ -35,7 +36,7 @@ FORMS = {
     "adapter_matrix": adapter_matrix,
     "every_family": every_family,
     "test_deep": deep_page,
-    "selection": selection.page,
+    "efficiency": efficiency.page,
     "at_a_glance": at_a_glance.page,
 }
 
@@ -138,29 +139,35 @@ def test_the_command_is_as_it_was_typed_without_folders_of_the_machine(monkeypat
     assert command.endswith(" --model HuggingFaceTB/SmolLM2-135M --text 'a b.txt' --set texts=books --out runs/new")
 
 
-def value(commit: str) -> dict:
-    """Numbers of `bench.selection`, made up."""
-    names = [selection.PLAIN, selection.LOOP, "mies, check=False", "mies, with checks"]
-    times = {name: 8.0 / (at + 1) for at, name in enumerate(names)}
-    return {"provenance": CLEAN | {"commit": commit}, "rounds": 1, "ms_per_instance": times, "first_calls": times,
-            "floors": {}}  # fmt: skip
+def page(value: dict) -> report.Page:
+    """Say one number."""
+    words, line = f"It took {value['seconds']} s.", [0, value["seconds"]]
+    return report.Page("Seconds", "A line", lambda figure: figure.subplots().plot(line), "?", words, ".")
 
 
 @pytest.mark.slow
 def test_a_page_refuses_and_marks(tmp_path: Path) -> None:
-    out = tmp_path / "selection"
+    out = tmp_path / "answers"
+    dirty, clean = ({"provenance": CLEAN | {"commit": commit}, "seconds": 3} for commit in ("1234567+", "1234567"))
     with pytest.raises(MixedError):
-        report.write_results(out, value("1234567+"), selection.page)
+        report.write_results(out, dirty, page)
     assert not list(tmp_path.iterdir())
-    marked = report.write_results(out, value("1234567+"), selection.page, allow_dirty=True)
-    assert report.MARK in marked
-    text = report.write_results(out, value("1234567"), selection.page)
+    assert report.MARK in report.write_results(out, dirty, page, allow_dirty=True)
+    text = report.write_results(out, clean, page)
     assert report.MARK not in text
-    assert "3 times faster than Python" in text
+    assert "It took 3 s." in text
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".md", ".png"]
     picture = out.with_suffix(".png").read_bytes()
-    report.write_results(out, report.read_results(out), selection.page, measured=False)
+    report.write_results(out, report.read_results(out), page, measured=False)
     assert out.with_suffix(".png").read_bytes() == picture
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "words"),
+    [(0, "FLOP", "0 FLOP"), (15153, "s", "15,153 s"), (3e-7, "s", "0.3 µs"), (1.5e15, "FLOP", "1.5 PFLOP")],
+)
+def test_quantities_read_well(value: float, unit: str, words: str) -> None:
+    assert report.si(value, unit) == words
 
 
 def test_results_runs_what_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
@@ -171,9 +178,9 @@ def test_results_runs_what_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys:
         return SimpleNamespace(returncode=int("bench.answers" in words))
 
     monkeypatch.setattr(results.subprocess, "run", fake)
-    assert results.main(["answers", "selection", "test_deep", "--report-only", "--allow-dirty"]) == 1
-    assert [words[2] for words in ran] == ["bench.selection", "bench.answers", "bench.pages_of_tests"]
-    assert ran[0] == [sys.executable, "-m", "bench.selection", "--report-only", "--allow-dirty"]
+    assert results.main(["answers", "bits", "test_deep", "--report-only", "--allow-dirty"]) == 1
+    assert [words[2] for words in ran] == ["bench.bits", "bench.answers", "bench.pages_of_tests"]
+    assert ran[0] == [sys.executable, "-m", "bench.bits", "--report-only", "--allow-dirty"]
     said = capsys.readouterr().out
     assert "1 failed" in said
     assert results.command_of("test_deep", report_only=False, allow_dirty=True) == [
@@ -190,7 +197,7 @@ def test_results_runs_what_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().out.split()[0] == "experiments/smollm2/index"
     with pytest.raises(SystemExit):
         results.main(["nothing"])
-    assert "no page is called nothing: there are selection" in capsys.readouterr().err
+    assert "no page is called nothing: there are real_heads" in capsys.readouterr().err
 
 
 def test_material_is_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,17 +19,17 @@ from bench.efficiency import measure, report
 from bench.efficiency.methods import METHODS, held_bytes, missing
 from bench.efficiency.subject import TINY as SIZES
 from bench.efficiency.subject import check_fits, random_weights
+from bench.machine import MODELS
 from grace_opt.hf.models import POCKET_FOLDER
 
 TINY = ["--shape", "tiny", "--context", "384", "--rounds", "2", "--new-tokens", "5", "--allow-dirty"]
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch):
-    """Tiny matrices: threads only cost. The bandwidth is given, not measured."""
+def small():
+    """Tiny matrices: threads only cost."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    monkeypatch.setattr(efficiency, "bandwidth", lambda sizes, device: 1e9)
     yield
     torch.set_num_threads(before)
 
@@ -145,6 +145,13 @@ def test_bad_input_says_what_to_write(arguments: list[str], said: str, out: Path
     with pytest.raises(SystemExit, match=said):
         efficiency.main([*TINY, *arguments, "--out", str(out)])
     assert not out.parent.exists()
+
+
+@pytest.mark.parametrize(("name", "billions"), [("llama3-8b", 8.03), ("mistral-7b", 7.24)])
+def test_weights_are_those_that_the_models_are_known_by(name: str, billions: float) -> None:
+    model = MODELS[name]
+    total = model.layers * model.layer_weights + 2 * model.head_weights  # the embedding has a matrix of its own
+    assert total / 1e9 == pytest.approx(billions, abs=0.005)
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:
