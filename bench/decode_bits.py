@@ -39,9 +39,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from bench.caches import SINKS
+from bench.caches import SINKS, calibrated
 from bench.caches import WINDOW as RECENT
-from bench.calibration import calibrated
 from bench.efficiency.measure import peak
 from bench.efficiency.methods import int4, missing
 from bench.growth import of_texts
