@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,12 +15,13 @@ pytest.importorskip("matplotlib")
 import torch
 from transformers.cache_utils import DynamicCache
 
+from bench import machine
 from bench.efficiency import __main__ as efficiency
 from bench.efficiency import measure, report
 from bench.efficiency.methods import METHODS, held_bytes, missing
 from bench.efficiency.subject import TINY as SIZES
 from bench.efficiency.subject import check_fits, random_weights
-from bench.machine import MODELS
+from bench.machine import MODELS, copy_bandwidth
 from grace_opt.hf.models import POCKET_FOLDER
 
 TINY = ["--shape", "tiny", "--context", "384", "--rounds", "2", "--new-tokens", "5", "--allow-dirty"]
@@ -152,6 +154,13 @@ def test_weights_are_those_that_the_models_are_known_by(name: str, billions: flo
     model = MODELS[name]
     total = model.layers * model.layer_weights + 2 * model.head_weights  # the embedding has a matrix of its own
     assert total / 1e9 == pytest.approx(billions, abs=0.005)
+
+
+def test_the_rate_of_a_copy_is_that_of_the_median_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(machine.COPIED, "cpu", 1000)
+    ends = iter([0.0, 90.0, 0.0, 1.0, 0.0, 2.0, 0.0, 8.0])
+    monkeypatch.setattr(machine, "time", SimpleNamespace(perf_counter=lambda: next(ends)))
+    assert copy_bandwidth("cpu", rounds=3) == 2 * 4 * 1000 / 2.0
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:
