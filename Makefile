@@ -41,7 +41,7 @@ ONCE := quantization eviction_scores tampering threads reading_bits bits_bad_inp
 	bits_heads bits_saving bits_elsewhere bits_in_place bits_sensitivity
 # What of constraints.txt does not go with it; constraints-oldest.txt has these, and what is needed besides.
 NEWER := transformers|huggingface_hub|tokenizers|pandas
-OLDEST_WANTS := ".[hf,kvpress,quant]" pytest pytest-xdist hypothesis
+OLDEST_WANTS := ".[hf,kvpress,quant]" pytest pytest-benchmark pytest-xdist hypothesis
 # A resolver that can ask for other Pythons than the one it runs on, in an environment of its own.
 UV_ENV := .venv-uv
 UV := $(UV_ENV)/bin/uv
@@ -60,7 +60,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Two of pip in one environment would spoil it.
 .NOTPARALLEL:
 .PHONY: help install demo test test-fast test-deep test-matrix test-families test-oldest resolve beside lint types \
-	contracts compiled unit results install-size wheel experiments docs format clean
+	contracts compiled unit bench results install-size wheel experiments docs format clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
@@ -185,6 +185,9 @@ test-oldest: $(OLDEST)/.installed ## The key-cache adapter with the oldest trans
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest tests/hf -p no:cacheprovider \
 		$(ONCE:%=--ignore=tests/hf/test_%.py) -k "not triton" $(PYTEST_IN_PARALLEL)
 
+bench: $(STAMP) ## Times of solvers and steps, by pytest-benchmark (PYTEST_FLAGS=--benchmark-compare)
+	$(BIN)/python -m pytest bench --benchmark-only --benchmark-group-by=group $(PYTEST_FLAGS)
+
 # The report is written also if cells failed: it says which are missing.
 experiments: $(STAMP) ## The paper's experiments, resumable, and their report in results/report (SIZE=smoke, pocket or full)
 	@$(BIN)/python -m bench.experiments all --size $(SIZE) --out results $(EXPERIMENT_FLAGS); code=$$?; \
@@ -212,5 +215,5 @@ format: $(STAMP) ## Rewrite the sources as ruff wants them
 
 clean: ## Remove what was built; .venv stays
 	rm -rf build dist *.egg-info docs/_build docs/start docs/gallery docs/api/generated docs/sg_execution_times.rst
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks .coverage
 	find grace_opt solvers tests bench docs -name __pycache__ -type d -prune -exec rm -rf {} +
