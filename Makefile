@@ -15,8 +15,6 @@ PYTEST_IN_PARALLEL = -n $(PYTEST_WORKERS) --maxprocesses 8 --dist worksteal $(PY
 RESULTS_FLAGS ?=
 # Tests that write a page of results refuse to begin with changed files, unless this is set
 ALLOW_DIRTY ?=
-# --update writes the baselines of bench-check anew
-CHECK_FLAGS ?=
 # How large the experiments are (smoke, pocket, full), and more of their options: EXPERIMENT_FLAGS="--workers 4"
 SIZE ?= pocket
 EXPERIMENT_FLAGS ?=
@@ -62,7 +60,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Two of pip in one environment would spoil it.
 .NOTPARALLEL:
 .PHONY: help install demo test test-fast test-deep test-matrix test-families test-oldest resolve beside lint types \
-	contracts compiled unit bench bench-check results install-size wheel experiments docs format clean
+	contracts compiled unit bench results install-size wheel experiments docs format clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
@@ -187,7 +185,7 @@ test-oldest: $(OLDEST)/.installed ## The key-cache adapter with the oldest trans
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest tests/hf -p no:cacheprovider \
 		$(ONCE:%=--ignore=tests/hf/test_%.py) -k "not triton" $(PYTEST_IN_PARALLEL)
 
-bench: $(STAMP) ## Benchmarks, by pytest-benchmark
+bench: $(STAMP) ## Times of solvers and steps, by pytest-benchmark (PYTEST_FLAGS=--benchmark-compare)
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-group-by=group $(PYTEST_FLAGS)
 
 # The report is written also if cells failed: it says which are missing.
@@ -196,7 +194,7 @@ experiments: $(STAMP) ## The paper's experiments, resumable, and their report in
 		[ $$code -gt 1 ] || $(BIN)/grace-opt report results || code=$$?; exit $$code
 
 # Each page from this commit, by the command that it names, one after the other: times want a machine that is quiet.
-results: $(STAMP) ## Make every page of docs/results again, and say how long each took (RESULTS_FLAGS="selection answers")
+results: $(STAMP) ## Make every page of docs/results again, and say how long each took (RESULTS_FLAGS="bits answers")
 	$(BIN)/python -m bench.results $(RESULTS_FLAGS)
 
 install-size: ## What `make demo` downloads and takes on the disk, in an environment of its own; asks the network
@@ -204,9 +202,6 @@ install-size: ## What `make demo` downloads and takes on the disk, in an environ
 
 wheel: $(STAMP) ## A wheel for a release, in dist/, with machine code for x86-64; some minutes, on Linux
 	$(BIN)/python -m bench.wheel
-
-bench-check: $(STAMP) ## Ratios against committed baselines, with margins; on demand, not in CI
-	$(BIN)/python -m bench.check $(CHECK_FLAGS)
 
 # From scratch (-E): a page that is not read again would keep its warnings to itself. Executed examples stay cached.
 docs: $(STAMP) ## The documentation, into docs/_build/html; a warning is an error

@@ -37,8 +37,7 @@ from transformers.cache_utils import DynamicCache
 
 from bench.bits_page import ASKED_VARIANTS, DENSE, RETRIEVAL, ROWS, SHARED, TIMED, page
 from bench.bits_variants import VARIANTS, varied, with_equal_rates, with_rates_of
-from bench.caches import SINKS, WINDOW, sizes_of
-from bench.calibration import calibrated
+from bench.caches import SINKS, WINDOW, calibrated, sizes_of
 from bench.material import MODEL, books, model_path, require_texts
 from bench.passages import HALVES, Case, Passage, cases, passages
 from bench.provenance import is_clean, refuse, require_clean, write_json

@@ -61,7 +61,6 @@ def calls() -> list[Callable[[], Any]]:
     """Return what each case runs; made once per process."""
     import grace_opt
     from bench.decode_bits import coded_layer
-    from bench.hand_made import decoding
     from grace_opt.hf.bits.in_place import attention_in_place
 
     generator = torch.Generator().manual_seed(0)
@@ -82,6 +81,20 @@ def calls() -> list[Callable[[], Any]]:
         lambda: attention_in_place(nn.Identity(), query, keys, values, None, old, query.shape[3] ** -0.5),
         lambda: left @ right,
     ]
+
+
+def decoding(generator: torch.Generator, query_heads: int, heads: int, width: int, tokens: int) -> Callable[[], Any]:
+    """One step over 60 % fewer key channels: by the compiled loops or, where they are off, by torch."""
+    from grace_opt.kernels.decode import kernel_for
+    from grace_opt.kernels.decode.reference import attention
+
+    kept, recent = width - -(-width * 3 // 5), 32
+    index = torch.rand(1, heads, width, generator=generator).argsort(-1)[..., :kept].sort(-1).values
+    counts = (tokens - recent, kept), (0, width), (recent, width), (tokens - recent, width), (recent, width)
+    stored = [torch.randn(1, heads, *count, generator=generator) for count in counts]
+    query = torch.randn(1, query_heads, 1, width, generator=generator)
+    run = kernel_for(query, *stored) or attention
+    return lambda: run(query, stored[0], index, *stored[1:])
 
 
 def hashing() -> Callable[[], Any]:

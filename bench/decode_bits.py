@@ -5,8 +5,8 @@ time made dense instead of being read where it lies, GRACE with keys and values 
 QuantizedCache in 4 bits are filled with it, and take turns of two steps, of which the second is timed, as does a dense
 cache of hardly any tokens, which shows what no cache can save. *One layer*: attention of one new token over
 Llama-3-8B's shape, without its weights: keys and values are normal numbers with decaying spread, coded in 2.25 bits in
-a given basis; dense attention is the fastest of those of `bench.decode`. Each call uses another layer's tensors, so
-that none is in the processor's caches. *Memory*: the most bytes allocated at once while a prompt is read, by the
+a given basis; dense attention is the fastest way to write it. Each call uses another layer's tensors, so that none is
+in the processor's caches. *Memory*: the most bytes allocated at once while a prompt is read, by the
 profiler's events, besides the weights.
 
 Everything in float32 on the CPU. Ratios are medians over the rounds. Floors are the bytes of weights and caches at the
@@ -39,14 +39,12 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from bench.caches import SINKS
+from bench.caches import SINKS, calibrated
 from bench.caches import WINDOW as RECENT
-from bench.calibration import calibrated
-from bench.cost_model import MODELS, PROBES, probes, timed
-from bench.decode import SLOW, dense_contenders
 from bench.efficiency.measure import peak
 from bench.efficiency.methods import int4, missing
 from bench.growth import of_texts
+from bench.machine import MODELS, Model, copy_bandwidth
 from bench.material import MODEL, books, model_path, require_texts
 from bench.provenance import require_clean
 from bench.report import (
@@ -179,6 +177,18 @@ def coded_layer(tokens: int, **kind: Any) -> tuple[Any, Tensor, Tensor, Tensor]:
     return old, queries[:, :, -1:], layer.tail.keys, layer.tail.values
 
 
+def dense_contenders(model: Model, layers: Sequence[tuple[Tensor, Tensor]], q: Tensor) -> dict[str, Any]:
+    """Return the fast ways to write dense attention, by name; each takes the number of a layer."""
+    grouped = q.view(1, model.kv_heads, model.query_heads // model.kv_heads, model.head_dim)
+    sdpa, scaling = nn.functional.scaled_dot_product_attention, model.head_dim**-0.5
+    ways: dict[str, Callable[..., Any]] = {
+        "eager, grouped": lambda k, v: torch.softmax(grouped @ k.mT * scaling, dim=-1) @ v,
+        "sdpa, grouped": lambda k, v: sdpa(grouped, k, v),
+        "sdpa, enable_gqa": lambda k, v: sdpa(q, k, v, enable_gqa=True),
+    }
+    return {name: lambda i, way=way: way(*layers[i]) for name, way in ways.items()}
+
+
 @torch.inference_mode()
 def one_layer(tokens: int, rounds: int) -> dict[str, Any]:
     """Return milliseconds of each round, of attention alone."""
@@ -193,7 +203,6 @@ def one_layer(tokens: int, rounds: int) -> dict[str, Any]:
     shape = 1, sizes.kv_heads, tokens, sizes.head_dim
     layers = [(torch.randn(shape), torch.randn(shape)) for _ in range(min(count, 5))]
     ways = dense_contenders(sizes, layers, torch.randn(1, sizes.query_heads, 1, sizes.head_dim))
-    ways = {name: run for name, run in ways.items() if name not in SLOW}
 
     def ours(number: int, name: str) -> Any:
         old, query, keys, values = coded[name][number % count]
@@ -448,7 +457,7 @@ def main(given: Sequence[str] | None = None) -> None:
     ((_, ids),) = of_texts((args.text or books())[:1], tokenizer, max(PASSAGES) + STEPS * (args.rounds + 1))
     file = args.runs / "basis.safetensors"
     calibrated(model, tokenizer, file, source)
-    copy = timed({"copy": probes(MODELS["smollm2-135m"], 64, "cpu")["copy"]}, "cpu", 9)["copy"]
+    copied = copy_bandwidth("cpu")
     layers = [one_layer(tokens, args.rounds) for tokens in LAYER]
     steps = [whole_steps(model, ids, tokens, file, args.rounds) for tokens in PASSAGES]
     config = model.config
@@ -459,7 +468,7 @@ def main(given: Sequence[str] | None = None) -> None:
         "rounds": args.rounds,
         "turn": STEPS,
         "threads": torch.get_num_threads(),
-        "copy_bandwidth": 2 * 4 * PROBES["cpu"][2] / statistics.median(copy),
+        "copy_bandwidth": copied,
         "layers": layers,
         "with_less": with_less(LAYER[-1], args.rounds),
         "steps": steps,

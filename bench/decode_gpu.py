@@ -30,9 +30,9 @@ from transformers.cache_utils import DynamicCache
 
 from bench.caches import SINKS
 from bench.caches import WINDOW as RECENT
-from bench.cost_model import MODELS, PROBES, probes, timed
 from bench.decode_bits import BITS, CODED, ONE_BY_ONE, OURS
 from bench.efficiency.subject import random_weights
+from bench.machine import MODELS, copy_bandwidth
 from bench.provenance import require_clean
 from bench.report import BLACK, BLUE, SKY, Page, add_options, read_results, table, write_results
 from grace_opt.hf import CapturedAttention, CompressedCache, attention_implementation
@@ -318,7 +318,7 @@ def main(given: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         raise SystemExit("bench.decode_gpu: torch sees no CUDA device; bench.decode_bits measures on a CPU")
     source = require_clean(args.allow_dirty)
-    copy = timed({"copy": probes(MODEL, 64, "cuda")["copy"]}, "cuda", 9)["copy"]
+    copied = copy_bandwidth("cuda")
     layers = []
     for tokens, prompts in LAYERS:
         layers.append(one_layer(tokens, prompts, args.rounds))
@@ -329,7 +329,7 @@ def main(given: Sequence[str] | None = None) -> None:
         "provenance": {**source, "command": "python -m bench.decode_gpu"},
         "device": torch.cuda.get_device_name(),
         "rounds": args.rounds,
-        "copy_bandwidth": 2 * 4 * PROBES["cuda"][2] / statistics.median(copy),
+        "copy_bandwidth": copied,
         "layers": layers,
         "steps": steps,
     }

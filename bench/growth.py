@@ -29,9 +29,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from bench.bits import REFERENCES
-from bench.caches import SINKS
+from bench.caches import SINKS, calibrated
 from bench.caches import WINDOW as RECENT
-from bench.calibration import calibrated
 from bench.material import MODEL, books, model_path, require_texts
 from bench.provenance import is_clean, refuse, require_clean, write_json
 from bench.real_model import digest, read_record, read_text

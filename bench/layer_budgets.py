@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from bench.evictions import RECENT, SHARES
 from bench.evictions_page import FAST, H2O_ALL, OURS
-from bench.layer_budgets_page import page
+from bench.evictions_page import budgets_page as page
 from bench.material import books, model_path, require_texts
 from bench.passage_runs import measure_passages, passage_options
 from bench.passages import later_passages

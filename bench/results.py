@@ -1,7 +1,7 @@
 """The commands that make the pages of docs/results, one after another: ``make results``.
 
 ``python -m bench.results`` runs all of them in order, on one clean commit, and prints how long each took. If one fails,
-the others still run. ``python -m bench.results selection real_heads`` runs these two; ``--list`` shows the commands.
+the others still run. ``python -m bench.results bits real_heads`` runs these two; ``--list`` shows the commands.
 ``--report-only`` makes the pages again from their JSON files, in seconds.
 
 When: before a release, on a machine that does nothing else.
@@ -24,14 +24,9 @@ from rich.table import Table
 ROOT = Path(__file__).parent.parent
 #: Maps each page in docs/results (without suffix) to the command that makes it, in the order of `make results`.
 COMMANDS = {
-    "selection": "python -m bench.selection",
-    "cost_model": "python -m bench.cost_model",
-    "cache_bytes": "python -m bench.cache_bytes",
     "real_heads": "python -m bench.real_heads",
     "certificates": "python -m bench.certificates",
     "sparse": "python -m bench.sparse",
-    "allocation": "python -m bench.allocation",
-    "factored": "python -m bench.factored",
     "bits": "python -m bench.bits",
     "trellis": "python -m bench.trellis",
     "calibration_cost": "python -m bench.calibration_cost",
@@ -43,23 +38,19 @@ COMMANDS = {
     "layer_budgets": "python -m bench.layer_budgets",
     "tune": "python -m bench.tune",
     "ruler": "python -m bench.ruler",
-    "decode_cpu": "python -m bench.decode",
     "decode_bits": "python -m bench.decode_bits",
     "decode_gpu": "python -m bench.decode_gpu",
-    "hand_made": "python -m bench.hand_made",
     "busy": "python -m bench.busy",
     "first_call": "python -m bench.first_call",
     "efficiency": "python -m bench.efficiency",
     "answers": "python -m bench.answers",
     "real_model": "python -m bench.real_model",
-    "pocket": "python -m bench.pocket.order",
     "adapter_matrix": "make test-matrix",
     "every_family": "make test-families",
     "test_deep": "make test-deep",
     "solvers": "python -m bench.solvers all",
     "peers": "python -m bench.peers",
     "scales": "python -m bench.scales",
-    "experiments/pocket/index": "python -m bench.experiments.pages pocket",
     "experiments/smollm2/index": "python -m bench.experiments.pages smollm2",
     "at_a_glance": "python -m bench.at_a_glance",
 }

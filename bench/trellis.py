@@ -27,8 +27,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from bench.bits import NEVER
-from bench.caches import SINKS, WINDOW
-from bench.calibration import calibrated
+from bench.caches import SINKS, WINDOW, calibrated
 from bench.intervals import DENSE, hidden_words, with_ends
 from bench.material import MODEL, books, model_path, require_texts
 from bench.passages import Case, Passage, cases, passages

@@ -24,7 +24,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
-from bench.calibration import calibrated
+from bench.caches import calibrated
 from bench.intervals import with_ends
 from bench.material import MODEL, books, model_path, require_texts
 from bench.passages import sources

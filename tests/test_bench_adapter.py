@@ -1,4 +1,4 @@
-"""The adapter's benchmarks in small: bytes by formula are those of tensors, and a run that was stopped goes on."""
+"""The benchmark of a real model in small: its numbers and page, and a run that was stopped goes on."""
 
 from __future__ import annotations
 
@@ -12,41 +12,11 @@ import pytest
 pytest.importorskip("transformers")
 
 
-from bench import cache_bytes, real_model, real_model_page
+from bench import real_model, real_model_page
 from grace_opt.hf.models import POCKET_FOLDER
 from grace_opt.hf.needle import filler
 
-SMALL = cache_bytes.Shape("small", layers=1, kv_heads=2, query_heads=4, head_dim=20)
-
-
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.mark.parametrize("ratio", [0.0, 0.33, 0.5, 0.7])
-@pytest.mark.parametrize("tokens", [33, 100])
-def test_the_formula_is_what_the_tensors_hold(tokens: int, ratio: float) -> None:
-    cache_bytes.check(SMALL, tokens, ratio)
-    report = cache_bytes.measured(SMALL, tokens, ratio)
-    assert (report.key_bytes, report.value_bytes) == cache_bytes.ours(SMALL, tokens, ratio)
-    assert report.dense_equivalent_key_bytes == cache_bytes.dense(SMALL, tokens)
-
-
-def test_a_formula_that_is_wrong_stops_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_bytes, "INDEX", 4)
-    with pytest.raises(SystemExit, match="measured"):
-        cache_bytes.check(SMALL, 100, 0.5)
-
-
-def test_thinks_code_stores_what_was_measured_elsewhere() -> None:
-    llama, gib = cache_bytes.SHAPES[0], 2**30
-    assert 2 * cache_bytes.dense(llama, 8192) == gib
-    assert sum(cache_bytes.think_code(llama, 8192, 0.6)) / gib == pytest.approx(2.82, abs=0.005)
-
-
-def test_layers_are_alike() -> None:
-    deep = cache_bytes.Shape("deep", layers=7, kv_heads=2, query_heads=4, head_dim=20)
-    one, seven = cache_bytes.ours(SMALL, 100, 0.5), cache_bytes.ours(deep, 100, 0.5)
-    assert seven == (7 * one[0], 7 * one[1])
 
 
 @pytest.fixture

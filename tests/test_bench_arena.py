@@ -16,9 +16,9 @@ pytest.importorskip("matplotlib")
 import torch
 from torch import Tensor
 
-from bench import calibration
+from bench import caches
 from bench.arena import __main__ as arena
-from bench.arena import numbers, ratios, run
+from bench.arena import numbers, run, tables
 from bench.arena.contenders import ABLATED, OURS, Subject, checked_bits, contenders, of_method
 from bench.arena.measure import Arena
 from bench.arena.page import SHOWN, page
@@ -97,7 +97,7 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(arena, "peers", lambda: PEERS)
     monkeypatch.setattr(
-        calibration, "calibrate_basis", lambda model, tokenizer: calibrate_basis(model, tokenizer, [CALIBRATION])
+        caches, "calibrate_basis", lambda model, tokenizer: calibrate_basis(model, tokenizer, [CALIBRATION])
     )
     return started
 
@@ -287,7 +287,7 @@ def test_plans_name_what_competes() -> None:
     pytest.importorskip("bench.arena.peers")
     every = contenders(arena.peers())
     assert {*BOTH_HALVES, *LONG, *RETRIEVAL, *CHAT, *SHOWN} <= set(every)
-    assert any(one.family == ratios.TURBO for one in every.values())
+    assert any(one.family == tables.TURBO for one in every.values())
 
 
 @pytest.mark.slow
@@ -307,7 +307,7 @@ def test_a_run_from_the_command_line_goes_on_and_makes_its_page(
     start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "is_clean", lambda source: True)
-    monkeypatch.setattr(calibration, "is_clean", lambda source: True)
+    monkeypatch.setattr(caches, "is_clean", lambda source: True)
     text = start()
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())
     assert str(tmp_path) not in text + json.dumps(value)
@@ -407,7 +407,7 @@ def test_what_cannot_be_measured_says_why(start, tmp_path: Path, monkeypatch: py
 def made_up(kls: dict[str, tuple[float, list[float]]], part: str = "passages") -> dict:
     """What a run would give: bits and KL of every passage, by method; a family is a name's first part."""
     count = len(next(iter(kls.values()))[1])
-    families = {"bits": OURS, "turboquant": ratios.TURBO}
+    families = {"bits": OURS, "turboquant": tables.TURBO}
     rows = [
         {
             name: {
@@ -446,13 +446,13 @@ def test_ratios_are_those_of_means() -> None:
         }
     )
     value["methods"]["turboquant-2 with token classes"]["family"] = "TurboQuant with token classes"
-    text = "\n".join(ratios.ratios(value))
+    text = "\n".join(tables.ratios(value))
     assert "`bits=3`, of TurboQuant at 3.25 | 0.100 <small>" in text
     assert "best of others at 2.25 to 3 | 0.050 <small>[0.050, 0.050]</small> <small>kivi-2-g32</small>" in text
     assert "`bits=2.25`, of TurboQuant at 4.25 | 2.000 <small>" in text
     assert "GRACE" not in text
-    assert numbers.nearest(value, "passages", ratios.TURBO, 4.25) == "turboquant-4"
-    assert numbers.nearest(value, "passages", ratios.TURBO, 5.0) is None
+    assert numbers.nearest(value, "passages", tables.TURBO, 4.25) == "turboquant-4"
+    assert numbers.nearest(value, "passages", tables.TURBO, 5.0) is None
     assert numbers.best(value, "passages", 2.2, 3.05) == "kivi-2-g32"
 
 
@@ -462,11 +462,11 @@ def test_both_halves_are_compared_where_both_were_measured() -> None:
         if number % 2:
             one["half"] = "A"
             one["rows"]["bits-2"]["kl"] = 3.0
-    text = "\n".join(ratios.ratios(value))
+    text = "\n".join(tables.ratios(value))
     half = "TurboQuant at 4.25 | 0.500 <small>[0.500, 0.500]</small> <small>turboquant-4</small> |"
     assert f"{half} 1.000 <small>[" in text
     del value["passages"][1]["rows"]["turboquant-4"]
-    text = "\n".join(ratios.ratios(value))
+    text = "\n".join(tables.ratios(value))
     assert f"{half} – |" in text
 
 
@@ -481,8 +481,8 @@ def test_what_did_not_work_is_told_with_the_numbers_that_were_measured() -> None
 
 def test_long_passages_have_ratios_of_their_own() -> None:
     value = made_up({"bits-3": (3.0, [0.0005] * 6), "turboquant-3": (3.25, [0.001] * 6)}, "long")
-    assert "TurboQuant at 3.25 | – | – | 0.500 <small>" in "\n".join(ratios.ratios(value))
-    assert ratios.ratios(made_up({"bits-3": (3.0, [0.0005] * 6)})) == []
+    assert "TurboQuant at 3.25 | – | – | 0.500 <small>" in "\n".join(tables.ratios(value))
+    assert tables.ratios(made_up({"bits-3": (3.0, [0.0005] * 6)})) == []
 
 
 def test_one_half_is_not_to_be_reported() -> None:

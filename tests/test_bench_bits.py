@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 
 import torch
 
-from bench import bits, bits_page, calibration
+from bench import bits, bits_page, caches
 from bench.bits_variants import VARIANTS
 from bench.passages import WORDS, cases, passages
 from bench.real_model import read_text
@@ -49,7 +49,7 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
         return calibrate_basis(model, tokenizer, texts, **rest)
 
     monkeypatch.setattr(bits, "calibrate_basis", little)
-    monkeypatch.setattr(calibration, "calibrate_basis", little)
+    monkeypatch.setattr(caches, "calibrate_basis", little)
     return run
 
 
@@ -167,7 +167,7 @@ def test_a_filled_cache_is_that_of_a_prompt_that_is_read(name: str, books: list[
 def test_a_basis_is_made_once_for_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = load_pocket()
     basis, made = calibrate_basis(model, tokenizer, [CALIBRATION], end_to_end=False), []
-    monkeypatch.setattr(calibration, "calibrate_basis", lambda *given, **options: made.append(options) or basis)
+    monkeypatch.setattr(caches, "calibrate_basis", lambda *given, **options: made.append(options) or basis)
     source = {"commit": "0123456", "torch": "1", "transformers": "2"}
     file = tmp_path / "runs" / "basis.safetensors"
     for now, options, count in (
@@ -179,12 +179,12 @@ def test_a_basis_is_made_once_for_a_commit(tmp_path: Path, monkeypatch: pytest.M
         ({**source, "transformers": "3"}, {}, 5),
         ({**source, "transformers": "3"}, {"end_to_end": False}, 6),
     ):
-        found, seconds = calibration.calibrated(model, tokenizer, file, now, **options)
+        found, seconds = caches.calibrated(model, tokenizer, file, now, **options)
         assert len(made) == count
         assert seconds >= 0
         assert all(torch.equal(found.key_rates[layer], basis.key_rates[layer]) for layer in basis.layers)
     file.unlink()
-    calibration.calibrated(model, tokenizer, file, {**source, "transformers": "3"}, end_to_end=False)
+    caches.calibrated(model, tokenizer, file, {**source, "transformers": "3"}, end_to_end=False)
     assert len(made) == 7
 
 
@@ -193,7 +193,7 @@ def test_a_basis_is_made_once_for_a_commit(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "is_clean", lambda source: True)
+    monkeypatch.setattr(caches, "is_clean", lambda source: True)
     monkeypatch.setattr(importance, "LONG", 64)  # so that heads take turns in these short passages, too
     text = start()
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())

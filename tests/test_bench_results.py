@@ -16,7 +16,8 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
 
-from bench import at_a_glance, material, provenance, report, results, selection
+from bench import at_a_glance, material, provenance, report, results
+from bench.efficiency import report as efficiency
 from bench.experiments import __main__ as experiments
 from bench.experiments import pages as experiment_pages
 from bench.install_size import bytes_in
@@ -27,7 +28,7 @@ from grace_opt.sweep import Plot
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-CLEAN = {"date": "2026-01-02", "command": "python -m bench.selection", "commit": "1234567", "cpu": "x", "cores": 2}
+CLEAN = {"date": "2026-01-02", "command": "python -m bench.answers", "commit": "1234567", "cpu": "x", "cores": 2}
 CLEAN |= {"python": "3.11.0"}
 PAGES = sorted(path.relative_to(RESULTS) for path in RESULTS.rglob("*.md"))
 COMMIT = r"[0-9a-f]{7,}\+?"
@@ -35,7 +36,7 @@ FORMS = {
     "adapter_matrix": adapter_matrix,
     "every_family": every_family,
     "test_deep": deep_page,
-    "selection": selection.page,
+    "efficiency": efficiency.page,
     "at_a_glance": at_a_glance.page,
 }
 
@@ -55,7 +56,7 @@ def test_each_page_names_a_command_and_a_commit(page: Path) -> None:
     if page.name != "index.md" or "Made" in text:
         assert commands
     assert all(exists(command.replace("\\", "")) for command in commands), commands
-    if page.parent.name not in ("pocket", "smollm2"):
+    if page.parent.name != "smollm2":
         assert re.search(rf"commit ({COMMIT})", text)
         assert results.COMMANDS[page.stem] in text
         assert f"]({page.stem}.png)" in text
@@ -138,29 +139,35 @@ def test_the_command_is_as_it_was_typed_without_folders_of_the_machine(monkeypat
     assert command.endswith(" --model HuggingFaceTB/SmolLM2-135M --text 'a b.txt' --set texts=books --out runs/new")
 
 
-def value(commit: str) -> dict:
-    """Numbers of `bench.selection`, made up."""
-    names = [selection.PLAIN, selection.LOOP, "mies, check=False", "mies, with checks"]
-    times = {name: 8.0 / (at + 1) for at, name in enumerate(names)}
-    return {"provenance": CLEAN | {"commit": commit}, "rounds": 1, "ms_per_instance": times, "first_calls": times,
-            "floors": {}}  # fmt: skip
+def page(value: dict) -> report.Page:
+    """Say one number."""
+    words, line = f"It took {value['seconds']} s.", [0, value["seconds"]]
+    return report.Page("Seconds", "A line", lambda figure: figure.subplots().plot(line), "?", words, ".")
 
 
 @pytest.mark.slow
 def test_a_page_refuses_and_marks(tmp_path: Path) -> None:
-    out = tmp_path / "selection"
+    out = tmp_path / "answers"
+    dirty, clean = ({"provenance": CLEAN | {"commit": commit}, "seconds": 3} for commit in ("1234567+", "1234567"))
     with pytest.raises(MixedError):
-        report.write_results(out, value("1234567+"), selection.page)
+        report.write_results(out, dirty, page)
     assert not list(tmp_path.iterdir())
-    marked = report.write_results(out, value("1234567+"), selection.page, allow_dirty=True)
-    assert report.MARK in marked
-    text = report.write_results(out, value("1234567"), selection.page)
+    assert report.MARK in report.write_results(out, dirty, page, allow_dirty=True)
+    text = report.write_results(out, clean, page)
     assert report.MARK not in text
-    assert "3 times faster than Python" in text
+    assert "It took 3 s." in text
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".md", ".png"]
     picture = out.with_suffix(".png").read_bytes()
-    report.write_results(out, report.read_results(out), selection.page, measured=False)
+    report.write_results(out, report.read_results(out), page, measured=False)
     assert out.with_suffix(".png").read_bytes() == picture
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "words"),
+    [(0, "FLOP", "0 FLOP"), (15153, "s", "15,153 s"), (3e-7, "s", "0.3 µs"), (1.5e15, "FLOP", "1.5 PFLOP")],
+)
+def test_quantities_read_well(value: float, unit: str, words: str) -> None:
+    assert report.si(value, unit) == words
 
 
 def test_results_runs_what_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
@@ -171,9 +178,9 @@ def test_results_runs_what_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys:
         return SimpleNamespace(returncode=int("bench.answers" in words))
 
     monkeypatch.setattr(results.subprocess, "run", fake)
-    assert results.main(["answers", "selection", "test_deep", "--report-only", "--allow-dirty"]) == 1
-    assert [words[2] for words in ran] == ["bench.selection", "bench.answers", "bench.pages_of_tests"]
-    assert ran[0] == [sys.executable, "-m", "bench.selection", "--report-only", "--allow-dirty"]
+    assert results.main(["answers", "bits", "test_deep", "--report-only", "--allow-dirty"]) == 1
+    assert [words[2] for words in ran] == ["bench.bits", "bench.answers", "bench.pages_of_tests"]
+    assert ran[0] == [sys.executable, "-m", "bench.bits", "--report-only", "--allow-dirty"]
     said = capsys.readouterr().out
     assert "1 failed" in said
     assert results.command_of("test_deep", report_only=False, allow_dirty=True) == [
@@ -186,11 +193,11 @@ def test_results_runs_what_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys:
         "all",
         "--report-only",
     ]
-    assert results.main(["experiments", "--skip", "experiments/pocket", "--list"]) == 0
+    assert results.main(["experiments", "answers", "--skip", "answers", "--list"]) == 0
     assert capsys.readouterr().out.split()[0] == "experiments/smollm2/index"
     with pytest.raises(SystemExit):
         results.main(["nothing"])
-    assert "no page is called nothing: there are selection" in capsys.readouterr().err
+    assert "no page is called nothing: there are real_heads" in capsys.readouterr().err
 
 
 def test_material_is_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,12 +245,12 @@ def test_pages_of_experiments_are_of_one_commit(cells, tmp_path: Path) -> None:
     cells("mixed", "1234560", "--only", "seed=0")
     mixed = cells("mixed", "1234561")
     with pytest.raises(MixedError, match=r"several commits.*123456[01]: .*; 123456[01]: "):
-        experiment_pages.report("pocket", mixed, tmp_path / "out", allow_dirty=False)
-    pages = experiment_pages.report("pocket", mixed, tmp_path / "out", allow_dirty=True)
+        experiment_pages.report("smollm2", mixed, tmp_path / "out", allow_dirty=False)
+    pages = experiment_pages.report("smollm2", mixed, tmp_path / "out", allow_dirty=True)
     assert report.MARK in pages[0].read_text()
-    index, page = experiment_pages.report("pocket", cells("one", "1234560"), tmp_path / "out", allow_dirty=False)
+    index, page = experiment_pages.report("smollm2", cells("one", "1234560"), tmp_path / "out", allow_dirty=False)
     assert report.MARK not in index.read_text()
-    assert "`python -m bench.experiments.pages pocket`" in index.read_text()
+    assert "`python -m bench.experiments.pages smollm2`" in index.read_text()
     for text in (index.read_text(), page.read_text()):
         assert text.index("# ") < text.index("![") < text.index("- **Asked**") < text.index("- **Found**")
         assert text.index("- **Found**") < text.index("- **How sure**") < text.index("\n| ")
@@ -264,8 +271,8 @@ def test_pages_of_experiments_take_their_words_from_todays_code(
     known = experiments.experiments()
     reworded = dataclasses.replace(known["solver_quality"], title="Another title", about="Is it so? It is.")
     monkeypatch.setattr(experiment_pages, "experiments", lambda: {**known, "solver_quality": reworded})
-    index, page = experiment_pages.report("pocket", files, tmp_path / "out", allow_dirty=False)
-    assert page.read_text().startswith("# Another title, on the pocket model\n")  # the other set has a page on it too
+    index, page = experiment_pages.report("smollm2", files, tmp_path / "out", allow_dirty=False)
+    assert page.read_text().startswith("# Another title, on SmolLM2-135M\n")
     assert "- **Asked**: Is it so?\n" in page.read_text()
     assert "[Another title](solver_quality.md)" in index.read_text()
 

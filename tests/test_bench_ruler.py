@@ -15,10 +15,9 @@ import torch
 from bench.arena.contenders import Subject, contenders
 from bench.arena.prompt import Prompt
 from bench.ruler import __main__ as ruler
-from bench.ruler.case import NOISE, Case
-from bench.ruler.measure import answer, measure
+from bench.ruler.cases import NOISE, Case
+from bench.ruler.measure import answer, measure, string_match_all, string_match_part
 from bench.ruler.page import page
-from bench.ruler.score import string_match_all, string_match_part
 from bench.ruler.tasks import TASKS, make_case, read_cases
 from grace_opt.hf import CalibratedBasis, attention_implementation
 from grace_opt.hf.models import POCKET_BASIS, POCKET_FOLDER, load_pocket

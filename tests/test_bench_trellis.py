@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("optimum.quanto")
 pytest.importorskip("matplotlib")
 
-from bench import calibration, trellis
+from bench import caches, trellis
 from grace_opt.hf import calibrate_basis
 from grace_opt.hf.models import POCKET_FOLDER
 
@@ -32,7 +32,7 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
         trellis.main(["--model", str(POCKET_FOLDER), "--text", *map(str, books), *sizes, *folders, *changes])
         return (tmp_path / "results" / "pocket.md").read_text()
 
-    monkeypatch.setattr(calibration, "calibrate_basis", little)
+    monkeypatch.setattr(caches, "calibrate_basis", little)
     monkeypatch.setattr(trellis, "BITS", (2.25, 3.0, 1.0))
     return run
 

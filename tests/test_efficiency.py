@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,24 +15,23 @@ pytest.importorskip("matplotlib")
 import torch
 from transformers.cache_utils import DynamicCache
 
+from bench import machine
 from bench.efficiency import __main__ as efficiency
 from bench.efficiency import measure, report
 from bench.efficiency.methods import METHODS, held_bytes, missing
 from bench.efficiency.subject import TINY as SIZES
 from bench.efficiency.subject import check_fits, random_weights
-from bench.experiments import __main__ as command
+from bench.machine import MODELS, copy_bandwidth
 from grace_opt.hf.models import POCKET_FOLDER
-from grace_opt.sweep import make_report
 
 TINY = ["--shape", "tiny", "--context", "384", "--rounds", "2", "--new-tokens", "5", "--allow-dirty"]
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch):
-    """Tiny matrices: threads only cost. The bandwidth is given, not measured."""
+def small():
+    """Tiny matrices: threads only cost."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    monkeypatch.setattr(efficiency, "bandwidth", lambda sizes, device: 1e9)
     yield
     torch.set_num_threads(before)
 
@@ -149,6 +149,20 @@ def test_bad_input_says_what_to_write(arguments: list[str], said: str, out: Path
     assert not out.parent.exists()
 
 
+@pytest.mark.parametrize(("name", "billions"), [("llama3-8b", 8.03), ("mistral-7b", 7.24)])
+def test_weights_are_those_that_the_models_are_known_by(name: str, billions: float) -> None:
+    model = MODELS[name]
+    total = model.layers * model.layer_weights + 2 * model.head_weights  # the embedding has a matrix of its own
+    assert total / 1e9 == pytest.approx(billions, abs=0.005)
+
+
+def test_the_rate_of_a_copy_is_that_of_the_median_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(machine.COPIED, "cpu", 1000)
+    ends = iter([0.0, 90.0, 0.0, 1.0, 0.0, 2.0, 0.0, 8.0])
+    monkeypatch.setattr(machine, "time", SimpleNamespace(perf_counter=lambda: next(ends)))
+    assert copy_bandwidth("cpu", rounds=3) == 2 * 4 * 1000 / 2.0
+
+
 def test_weights_that_do_not_fit_are_refused() -> None:
     sizes = replace(SIZES, hidden=10**6, intermediate=10**6, layers=1000)
     with pytest.raises(SystemExit, match=r"take .*B and there are .*B: write"):
@@ -169,14 +183,3 @@ def test_bytes_of_other_caches_are_those_of_their_storages() -> None:
     with torch.no_grad():
         subject.model(torch.zeros(2, 7, dtype=torch.long), past_key_values=cache)
     assert held_bytes(cache) == 2 * (2 * 2 * 7 * 16) * 2
-
-
-@pytest.mark.slow
-def test_the_experiment_prints_the_papers_table(tmp_path: Path) -> None:
-    """Rounds are pairs, a dense cache stands beside every ratio, and Table 4 is there with what would fill it."""
-    assert command.main(["efficiency", "--smoke", "--out", str(tmp_path)]) == 0
-    page = make_report(tmp_path)[1].read_text()
-    assert "2.73 (Table 4)" in page
-    assert "72.37 (Table 4)" in page
-    assert "`python -m bench.experiments efficiency --size full --device cuda`" in page
-    assert command.main(["efficiency", "--smoke", "--out", str(tmp_path), "--set", "methods=grace"]) == 2

@@ -14,10 +14,10 @@ from safetensors.numpy import save_file
 
 pytest.importorskip("transformers", reason="needs the extra hf")
 
-from bench.experiments import bits, quality, reconstruction, tensors
-from bench.experiments.registry import Experiment, Settings
+from bench.experiments import quality, reconstruction, tensors
+from bench.experiments.registry import Settings
 from grace_opt.errors import GraceError, OptionError
-from grace_opt.sweep import Cell, Description, Table, make_report, run_sweep, write_description
+from grace_opt.sweep import Cell, Description, make_report, run_sweep, write_description
 
 LENGTH, PROMPT, OBSERVED, RECENT, SINKS = 14, 10, 3, 2, 1
 
@@ -128,21 +128,6 @@ def test_windows_that_do_not_fit(windows: tuple[int, int, int, int]) -> None:
         quality.Reference(layer(), *windows)
 
 
-def test_quantised_keys_are_near_and_never_beyond_their_group() -> None:
-    keys = torch.randn(2, 64, 6, generator=torch.Generator().manual_seed(0)) + 3
-    errors = []
-    for width in (8, 4, 2):
-        found = bits.quantise(keys, width)
-        groups, read = keys.unflatten(1, (2, 32)), found.unflatten(1, (2, 32))
-        span = groups.amax(2) - groups.amin(2)
-        worst = (groups - read).abs().amax(2) / (span / (2**width - 1))
-        assert (worst < 0.5 + 0.05 * 2 ** (width - 4)).all()  # the 16 bits of scale and zero cost a little
-        assert len(found[0, :32, 0].unique()) <= 2**width
-        errors.append(float((keys - found).square().mean()))
-    assert errors[0] < errors[1] / 50 < errors[2] / 500
-    assert torch.equal(bits.quantise(torch.full((1, 32, 1), 2.5), 4), torch.full((1, 32, 1), 2.5))
-
-
 # Where tensors come from
 
 
@@ -241,9 +226,9 @@ def test_passages_of_texts_take_turns(tmp_path: Path) -> None:
 # Experiments
 
 
-@pytest.mark.parametrize("experiment", [reconstruction.EXPERIMENT, bits.EXPERIMENT], ids=lambda e: e.name)
 @pytest.mark.slow
-def test_smoke_size_runs_and_reports(experiment: Experiment, tmp_path: Path) -> None:
+def test_smoke_size_runs_and_reports(tmp_path: Path) -> None:
+    experiment = reconstruction.EXPERIMENT
     settings = Settings("smoke", 0, "", "cpu", experiment.options("smoke", {"layers": "0"}))
     assert not experiment.needs(settings)
     cells = [Cell(experiment.name, config) for config in experiment.cells(settings)]
@@ -262,19 +247,17 @@ def test_smoke_size_runs_and_reports(experiment: Experiment, tmp_path: Path) -> 
 
 
 def test_what_is_missing_is_said() -> None:
-    for experiment in (reconstruction.EXPERIMENT, bits.EXPERIMENT):
-        options = experiment.options("full", {})
-        assert "--model" in experiment.needs(Settings("full", 0, "", "cpu", options))
-        assert "--set texts" in experiment.needs(Settings("pocket", 0, "some/model", "cpu", options))
-        assert not experiment.needs(Settings("full", 0, "x.npz", "cpu", options))
-        with pytest.raises(OptionError, match="layers=two"):
-            experiment.cells(Settings("smoke", 0, "", "cpu", experiment.options("smoke", {"layers": "two"})))
-    with pytest.raises(OptionError, match="1 to 8"):
-        bits.cells(Settings("smoke", 0, "", "cpu", bits.EXPERIMENT.options("smoke", {"widths": "16"})))
+    experiment = reconstruction.EXPERIMENT
+    options = experiment.options("full", {})
+    assert "--model" in experiment.needs(Settings("full", 0, "", "cpu", options))
+    assert "--set texts" in experiment.needs(Settings("pocket", 0, "some/model", "cpu", options))
+    assert not experiment.needs(Settings("full", 0, "x.npz", "cpu", options))
+    with pytest.raises(OptionError, match="layers=two"):
+        experiment.cells(Settings("smoke", 0, "", "cpu", experiment.options("smoke", {"layers": "two"})))
 
 
-def test_rows_of_both_experiments_on_one_text(tmp_path: Path) -> None:
-    """THINK is its own baseline, the optimum is lowest, fewer bits are worse, and bits are what they are said to be."""
+def test_rows_of_one_text(tmp_path: Path) -> None:
+    """THINK is its own baseline, and the optimum is lowest."""
     rng = np.random.default_rng(0)
     # Channels of a trained head are correlated; of unrelated ones, THINK's choice is mostly the best.
     made = {
@@ -295,12 +278,3 @@ def test_rows_of_both_experiments_on_one_text(tmp_path: Path) -> None:
     below = 100 * float(1 - f["MIES"].sum() / f["THINK"].sum())
     assert rows["MIES"]["reduction_observed"] == pytest.approx(below)
     assert rows["MIES"]["reduction_later"] != 0
-    changed = dataclasses.replace(settings, options=bits.Options(prompt=120, later=12, ratios=(0.5,)))
-    table = next(view for view in bits.views(changed) if isinstance(view, Table) and not view.rows)
-    found = bits.run(bits.cells(changed)[0])
-    assert table.baseline in {row["way"] for row in found}
-    alone = {row["bits"]: row["kl"] for row in found if row["family"] == "quantised"}
-    assert sorted(alone) == [3, 4, 5, 9]
-    assert alone[3] > alone[4] > alone[5] > alone[9] > 0
-    assert {row["bits"] for row in found if "16 bit" in row["way"]} == {8.0}
-    assert {row["bits"] for row in found if row["family"] == "GRACE, int3"} == {2.0}

@@ -1,4 +1,4 @@
-"""The experiments `bounds` and `shootout`: the mathematics behind them, their rows, and what is said of bad input."""
+"""The experiment `bounds`: the mathematics behind it, its rows, and what is said of bad input."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 import grace_opt
 from bench.experiments import __main__ as command
-from bench.experiments import bounds, families, problems, racing, registry, restricted, shootout
+from bench.experiments import bounds, families, problems, registry, restricted
 from bench.experiments.problems import Named
-from bench.experiments.racing import Answer
 from grace_opt.errors import GraceError, OptionError, ProblemError
 from grace_opt.instances import generators
 from grace_opt.sweep import Table
@@ -29,13 +28,7 @@ INF = math.inf
 
 @pytest.fixture(autouse=True)
 def _modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "MODULES", ("bounds", "shootout"))
-
-
-@pytest.fixture(autouse=True)
-def _short_warm_ups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test here looks at the clock, and a search goes on until its limit."""
-    monkeypatch.setattr(racing, "WARM_UP", 0.02)
+    monkeypatch.setattr(registry, "MODULES", ("bounds",))
 
 
 def gram(n: int, rank: int, seed: int) -> Any:
@@ -43,7 +36,7 @@ def gram(n: int, rank: int, seed: int) -> Any:
     return V.T @ V
 
 
-@pytest.mark.parametrize("module", [families, racing, restricted, shootout])
+@pytest.mark.parametrize("module", [families, restricted])
 def test_the_examples_in_docstrings(module: Any) -> None:
     found = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert found.attempted > 0
@@ -157,85 +150,8 @@ def test_rows_of_bounds() -> None:
     assert [bounds.ratio(*pair) for pair in ((4.0, 2.0), (1.0, 0.0), (1.0, -1.0), (0.0, 0.0))] == [2.0, INF, INF, 1.0]
 
 
-def test_profiles_of_a_case_by_hand() -> None:
-    #                  fast on one, slow on the other; never there; twice the best on both
-    times = [{"a": 1.0, "b": INF, "c": 2.0}, {"a": 8.0, "b": INF, "c": 4.0}, {"a": INF, "b": INF, "c": INF}]
-    rows = [row for instance in times for row in racing.profile(instance, [1.0, 2.0, 4.0])]
-
-    def share(method: str, tau: float) -> float:
-        return float(np.mean([row["within"] for row in rows if (row["method"], row["tau"]) == (method, tau)]))
-
-    assert [share("a", tau) for tau in (1.0, 2.0, 4.0)] == pytest.approx([1 / 3, 2 / 3, 2 / 3])
-    assert [share("b", tau) for tau in (1.0, 2.0, 4.0)] == [0, 0, 0]
-    assert [share("c", tau) for tau in (1.0, 2.0, 4.0)] == pytest.approx([1 / 3, 2 / 3, 2 / 3])
-    found = racing.by_time(times[1], [3.9, 4.0, 8.0])
-    assert [row["within"] for row in found] == [0, 0, 1, 0, 0, 0, 0, 1, 1]
-
-
-def test_rows_of_shootout() -> None:
-    W = np.array([[4.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 2.0]])
-    named = Named("one", "one", W, 1, np.zeros(3, bool))
-    answers = {
-        "mies": Answer("feasible", 2.0, -INF, 0.25, [(0.25, 2.0)]),
-        "tabu": Answer("limit", 1.0, -INF, 4.0, [(0.5, 2.0), (1.0, 1.0), (4.0, 1.0)]),
-        "branch_and_bound": Answer("proved", 1.0, 1.0, 2.0, [(2.0, 1.0)]),
-        "gurobi": Answer("refused", INF, -INF, INF, [(INF, INF)]),
-        "dwave_sa": Answer("failed", INF, -INF, INF, [(INF, INF)]),
-    }
-    rows = shootout.compare(named, answers, target=0.01, limit=10.0)
-    table = {row["method"]: row for row in rows if "status" in row}
-    assert (table["mies"]["excess"], table["tabu"]["excess"]) == (100.0, 0.0)
-    assert table["mies"]["share"] == pytest.approx(100 * (2 - 1) / (7 / 3 - 1))
-    assert (table["mies"]["hit"], table["tabu"]["hit"]) == (0, 1)
-    assert all("excess" not in table[peer] for peer in ("gurobi", "dwave_sa"))
-    assert ("hit" in table["gurobi"], table["dwave_sa"]["hit"]) == (False, 0)
-    assert all(row["best proved"] for row in table.values())
-    profile = {(row["method"], row["tau"]): row["target by ratio"] for row in rows if "target by ratio" in row}
-    assert "gurobi" not in {method for method, _ in profile}  # nobody watched when it was there
-    first = [profile[method, 1.0] for method in ("mies", "tabu", "branch_and_bound", "dwave_sa")]
-    assert first == [0, 1, 0, 0]  # tabu was there after a second
-    assert profile["branch_and_bound", 2.0] == 1
-    proof = {(row["method"], row["tau"]): row["proof by ratio"] for row in rows if "proof by ratio" in row}
-    assert {method for method, _ in proof} == {"branch_and_bound", "gurobi"}
-    assert (proof["branch_and_bound", 1.0], proof["gurobi", 4096.0]) == (1, 0)
-
-
-def test_expected_is_the_mean_over_all_sets() -> None:
-    W = gram(6, 3, 0) - 2.0
-    values = [W[np.ix_(S, S)].sum() for S in itertools.combinations(range(6), 3)]
-    assert shootout.expected(W, 3) == pytest.approx(np.mean(values))
-
-
-@pytest.mark.slow
-def test_a_search_is_watched() -> None:
-    W = generators.k_cluster(24, seed=0).W
-    answer = racing.solved("tabu", W, 12, 0, 0.2)
-    best = min(f for _, f in answer.trace)
-    assert answer.objective == best == float(W[np.ix_(*[grace_opt.solve(W, 12, "tabu").indices] * 2)].sum())
-    assert answer.reached(best) <= answer.seconds
-    assert answer.reached(best - 1) == INF
-
-
-def test_what_is_too_large_is_refused() -> None:
-    answer = racing.solved("exhaustive", np.eye(40), 20, 0, 1.0)
-    assert (answer.status, answer.objective, answer.proved) == ("refused", INF, INF)
-
-
-@pytest.mark.parametrize("name", ["gurobi", "dwave_sa"])
-def test_a_peer(name: str) -> None:
-    if (why := shootout.missing(name)) is not None:
-        pytest.skip(why)
-    made = generators.attention(10, seed=0)
-    answer = racing.solved(name, made.W, 4, 0, 2.0)
-    best = float(grace_opt.solve(made.W, 4, "exhaustive").objective)
-    assert answer.objective == pytest.approx(best)
-    assert answer.status == ("proved" if name == "gurobi" else "feasible")
-    assert 0 < answer.seconds < INF
-
-
-def options(experiment: str, **changes: str) -> registry.Settings:
-    found = registry.experiments()[experiment]
-    return registry.Settings("smoke", 0, "", "cpu", found.options("smoke", changes))
+def options(**changes: str) -> registry.Settings:
+    return registry.Settings("smoke", 0, "", "cpu", bounds.EXPERIMENT.options("smoke", changes))
 
 
 def test_instance_files(tmp_path: Path) -> None:
@@ -278,29 +194,22 @@ def test_bad_instance_files(tmp_path: Path) -> None:
         with pytest.raises(ProblemError, match=message):
             problems.from_files(str(tmp_path / f"{name}.npz"), 0.5)
     (tmp_path / "short.npz").write_bytes((tmp_path / "k.npz").read_bytes()[:100])
-    assert command.main(["shootout", "--smoke", "--set", f"instances={tmp_path / 'short.npz'}"]) == 2
+    assert command.main(["bounds", "--smoke", "--set", f"instances={tmp_path / 'short.npz'}"]) == 2
 
 
 def test_bounds_refuses_what_is_not_semidefinite(tmp_path: Path) -> None:
     path = tmp_path / "graph.dat"
     grace_opt.instances.write(path, generators.k_cluster(6, seed=0).W, 3)
     with pytest.raises(ProblemError, match=r"graph\.dat, matrix 0.*negative"):
-        bounds.cells(options("bounds", instances=str(path)))
+        bounds.cells(options(instances=str(path)))
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"methods": "mies,nonsense"}, "nonsense"),
-        ({"methods": "tabu"}, "leave mies in"),
-        ({"peers": "mosek"}, "there are gurobi"),
-        ({"kinds": "cliques"}, "there are attention"),
-        ({"n": "3"}, "at least 4"),
-    ],
+    ("change", "message"), [({"kinds": "cliques"}, "there are attention"), ({"n": "3"}, "at least 4")]
 )
 def test_bad_options(change: dict[str, str], message: str) -> None:
     with pytest.raises(GraceError, match=message):
-        shootout.cells(options("shootout", **change))
+        bounds.cells(options(**change))
 
 
 def test_families_say_what_they_take() -> None:
@@ -318,28 +227,25 @@ def test_correlation_is_what_it_says() -> None:
 
 
 def test_heads_of_the_pocket_model() -> None:
-    configs = problems.from_heads(registry.Settings("smoke", 3, "", "cpu", None), 2, 160, 0.6, heads=2)
+    configs = problems.from_heads(registry.Settings("smoke", 3, "", "cpu", None), 2, 160, 0.6)
     assert [c["seed"] for c in configs] == [3, 4]
     first, second = (problems.make(c) for c in configs)
-    assert {len(first), len(second)} == {2}
+    assert len(first) == len(second) > 1
     assert {named.instance for named in first}.isdisjoint({named.instance for named in second})
-    assert [named.unit for named in first] == ["prompt 3"] * 2
+    assert [named.unit for named in first] == ["prompt 3"] * len(first)
     assert first[0].W.shape == (64, 64)
     assert first[0].k == 39
     assert 3 <= first[0].protected.sum() <= 10
     assert np.linalg.eigvalsh(first[0].W)[0] > -1e-6 * first[0].W.trace()
 
 
-@pytest.mark.parametrize("name", ["bounds", pytest.param("shootout", marks=pytest.mark.slow)])
-def test_smoke(name: str) -> None:
-    made = registry.experiments()[name]
-    asked = options(name, methods="mies,think,tabu,branch_and_bound,exhaustive", prompts="0")
-    configs = made.cells(asked)
-    one_of_each = {(config["kind"], config.get("study")): config for config in configs}
+def test_smoke() -> None:
+    asked = options(prompts="0")
+    one_of_each = {(config["kind"], config["study"]): config for config in bounds.cells(asked)}
     assert len(one_of_each) >= 2
-    rows = [{**config, **row} for config in one_of_each.values() for row in made.run(config)]
-    for view in made.views(asked):
-        check_columns(name, view, {column for row in rows for column in row})
+    rows = [{**config, **row} for config in one_of_each.values() for row in bounds.run(config)]
+    for view in bounds.views(asked):
+        check_columns("bounds", view, {column for row in rows for column in row})
         if isinstance(view, Table):
             assert lines(view, rows, "").body
             assert not [line for line in lines(view, rows, "").body if "no pairs" in line]
@@ -347,12 +253,11 @@ def test_smoke(name: str) -> None:
 
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--smoke", "--out", str(tmp_path), "--set", "prompts=0"]
-    assert command.main(["shootout", *common, "--set", "methods=mies", "--only", "kind=attention"]) == 0
+    assert command.main(["bounds", *common, "--only", "kind=simplex"]) == 0
     assert "1 of 1 cells done" in capsys.readouterr().out
-    nothing = ["shootout", "--smoke", "--out", str(tmp_path / "new"), "--only", "kind=words"]
+    nothing = ["bounds", "--smoke", "--out", str(tmp_path / "new"), "--only", "kind=words"]
     assert command.main(nothing) == 2
-    assert "--only leaves no cell of shootout, whose cells have kind: attention, " in capsys.readouterr().err
+    assert "--only leaves no cell of bounds, whose cells have kind: attention, " in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
-    for name in ("bounds", "shootout"):
-        assert command.main([name, *common, "--set", f"instances={tmp_path / 'missing.npz'}"]) == 2
-        assert "nothing is there; give an instance file or a folder" in capsys.readouterr().err
+    assert command.main(["bounds", *common, "--set", f"instances={tmp_path / 'missing.npz'}"]) == 2
+    assert "nothing is there; give an instance file or a folder" in capsys.readouterr().err

@@ -27,8 +27,7 @@ from bench.arena.page import page
 from bench.arena.run import run
 from bench.arena.stored import Method
 from bench.bits import ASKED
-from bench.caches import SINKS, WINDOW
-from bench.calibration import calibrated
+from bench.caches import SINKS, WINDOW, calibrated
 from bench.material import MODEL, books, model_path, require_texts
 from bench.passages import cases, long_passages, passages
 from bench.provenance import refuse, require_clean

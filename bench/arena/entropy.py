@@ -23,11 +23,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bench.arena.classes import Classes, classes_of
 from bench.arena.peers.crossings import CLASS_BITS
+from bench.arena.prompt import Classes, classes_of
 from bench.arena.reference import asked, shares_of, water_filled
-from bench.arena.stored import Layer, Method, Stored
-from bench.arena.windows import PARAMETER_BITS, between, in_16_bits, stored
+from bench.arena.stored import PARAMETER_BITS, Layer, Method, Stored, between, in_16_bits, stored
 from grace_opt.hf import CalibratedBasis
 from grace_opt.hf.bits.basis import Basis
 

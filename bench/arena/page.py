@@ -11,8 +11,7 @@ from typing import Any
 from bench.arena.figure import draw
 from bench.arena.numbers import REPORTED, best, mean, names, numbers, told
 from bench.arena.plan import BOTH_HALVES
-from bench.arena.ratios import ratios
-from bench.arena.tables import ablation, chat, kinds, methods, retrieval, sources
+from bench.arena.tables import ablation, chat, kinds, methods, ratios, retrieval, sources
 from bench.report import Page
 from grace_opt.sweep.bootstrap import RESAMPLES
 

@@ -27,9 +27,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bench.arena.classes import Classes, classes_of
-from bench.arena.stored import Layer, Method, Stored
-from bench.arena.windows import Coder, between, stored
+from bench.arena.prompt import Classes, classes_of
+from bench.arena.stored import Coder, Layer, Method, Stored, between, stored
 from grace_opt.errors import CalibrationError
 from grace_opt.hf import CalibratedBasis
 from grace_opt.hf.bits.basis import Basis, energy_in

@@ -14,10 +14,8 @@ from typing import Any
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from bench.cache_bytes import RECENT
 from bench.efficiency.measure import MEASURED, STOPPED, WARM_UP, Row, contenders, measure
 from bench.efficiency.methods import METHODS
-from bench.efficiency.plot import bandwidth, floors
 from bench.efficiency.report import page
 from bench.efficiency.subject import DTYPES, SHAPES, Subject, random_weights, real_weights
 from bench.provenance import require_clean
@@ -27,6 +25,8 @@ from grace_opt.errors import GraceError
 from grace_opt.hf.models import disable_progress_bars
 
 ATTENTION = ("sdpa", "eager")
+#: Tokens that stay dense: no prompt is shorter.
+RECENT = 32
 DESCRIPTION = "Time to first token, time per token and memory of key caches, side by side."
 
 
@@ -119,10 +119,8 @@ def results(args: argparse.Namespace, subject: Subject, rows: Sequence[Row], sou
         **{name: getattr(args, name) for name in ("device", "dtype", "rounds", "new_tokens")},
         "device_name": torch.cuda.get_device_name() if args.device == "cuda" else "the CPU",
         "threads": torch.get_num_threads(),
-        "bandwidth": bandwidth(subject.sizes, args.device),
     }
-    least = floors(subject.sizes, rows, DTYPES[args.dtype].itemsize, about["bandwidth"])
-    return {"provenance": source, **about, "rows": [row.to_dict() for row in rows], "floors": least}
+    return {"provenance": source, **about, "rows": [row.to_dict() for row in rows]}
 
 
 def main(given: Sequence[str] | None = None) -> None:

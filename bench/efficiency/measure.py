@@ -3,7 +3,7 @@
 A turn makes a cache, reads the prompt, and then feeds the likeliest token by hand, so that nothing of ``generate`` is
 timed. The first turn of every cache warms it up and is used for peak memory alone: on a CPU that needs the profiler.
 
-When: `bench.efficiency` runs it; `bench.check` uses `turn` for one ratio.
+When: `bench.efficiency` runs it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel
 
-from bench.efficiency.clock import Clock
-from bench.efficiency.methods import METHODS, held_bytes, missing
+from bench.efficiency.methods import METHODS, Clock, held_bytes, missing
 from grace_opt.hf import attention_implementation
 
 #: Steps after the prompt that count for nothing: room to grow is made, kernels are chosen.

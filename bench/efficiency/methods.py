@@ -8,20 +8,47 @@ Source: GRACE (arXiv 2604.16983), ThinK (arXiv 2407.21018), kvpress' ``ThinKPres
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, QuantizedCache
 
-from bench.efficiency.clock import Clock, Mark
 from grace_opt import ChannelMask, MaskProvider
 from grace_opt.attention.provider import PRESETS
 from grace_opt.hf import CompressedCache, Quantization
 from grace_opt.hf.report import storages
+
+Mark = Any  #: Seconds, or a ``torch.cuda.Event``.
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Makes marks in time on one device, and reads them: of the processor, or of the CUDA stream, which goes on."""
+
+    device: str
+
+    def mark(self) -> Mark:
+        """Now; on CUDA, when the stream gets there."""
+        if self.device != "cuda":
+            return time.perf_counter()
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, first: Mark, last: Mark) -> float:
+        """From one mark to a later one; call `wait` before."""
+        return float(last - first if self.device != "cuda" else first.elapsed_time(last) / 1000)
+
+    def wait(self) -> None:
+        """Until everything that was asked for is done."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What was measured as Markdown: a table per attention function, batch and context, the paper's figures beside it.
+"""What was measured as a page: a picture, and a table per attention function, batch and context, with the paper's.
 
 Source: Table 4 of GRACE (arXiv 2604.16983), on one RTX 3090.
 """
@@ -6,12 +6,12 @@ Source: Table 4 of GRACE (arXiv 2604.16983), on one RTX 3090.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.efficiency.measure import MEASURED, WARM_UP, Row
 from bench.efficiency.methods import METHODS
-from bench.efficiency.plot import draw
 from bench.report import Page, si
 
 #: Time to first token and per token of Llama-3-8B, in seconds, by method and λ.
@@ -36,7 +36,7 @@ def read_rows(value: Mapping[str, Any]) -> list[Row]:
 
 def page(value: Mapping[str, Any]) -> Page:
     """What docs/results/efficiency.md says of the numbers."""
-    rows, floors, threads = read_rows(value), value["floors"], value["threads"]
+    rows, threads = read_rows(value), value["threads"]
     where = f", {threads} thread{'s' * (threads > 1)}" if value["device"] == "cpu" else ""
     on = f"{value['device_name']}{where}"
     gpu = ", and GPUs are not measured yet" if value["device"] == "cpu" else ""
@@ -46,15 +46,13 @@ def page(value: Mapping[str, Any]) -> Page:
         "",
     ]
     for (attention, batch, context), of_size in by_size(rows):
-        least = [f for f in floors if (f["batch"], f["context"]) == (batch, context)]
-        steps = ", ".join(f"{_name(f['ratio'])} {si(f['seconds'], 's')}" for f in least)
-        tables += [f"**{context:,} tokens × {batch}**, {attention} attention. Least time of a step: {steps}.", ""]
+        tables += [f"**{context:,} tokens × {batch}**, {attention} attention.", ""]
         tables += table(of_size, paper=value["shape"] == "llama3-8b")
     plain = value["words"].replace("*", "")
     return Page(
         title="Time to first token, time per token, memory",
-        picture="Lines: time per token by length of the prompt, for each cache, and lower bounds from the bytes moved",
-        draw=lambda figure: draw(figure, rows, floors, f"{plain}, {value['dtype']}, {value['device_name']}"),
+        picture="Lines: time per token by length of the prompt, for each cache",
+        draw=lambda figure: draw(figure, rows, f"{plain}, {value['dtype']}, {value['device_name']}"),
         asked="How do the time to the first token, the time per token after it, and the bytes change with a pruned "
         "cache?",
         found=_found(rows),
@@ -92,9 +90,7 @@ def _counted(value: Mapping[str, Any]) -> list[str]:
         "includes making the cache, reading the prompt, choosing and packing channels. *Selection*: the share of TTFT "
         "spent on choosing channels, including W.",
         f"- *TPOT*, time per output token: after that, without the first {WARM_UP} tokens; the median over the steps "
-        "of a round, then over the rounds. Tokens are chosen greedily in a plain loop, without `generate`. *Least time "
-        f"of a step*: to move weights and cache at {si(value['bandwidth'], 'B/s')}, the rate of a copy ([cost "
-        "model](cost_model.md)).",
+        "of a round, then over the rounds. Tokens are chosen greedily in a plain loop, without `generate`.",
         "- *Bytes*: held by the cache after the last token, with room to grow. *Peak*: the most that was allocated at "
         "once, without the weights, measured in a separate untimed run.",
         "- *× dense*: the column before it, divided by that of the dense cache. Times and bytes do not depend on the "
@@ -154,5 +150,53 @@ def _cell(value: float | None, unit: str) -> str:
     return "–" if value is None else si(value, unit)
 
 
-def _name(ratio: float | None) -> str:
-    return "dense" if ratio is None else f"λ = {ratio:g}"
+def draw(figure: Any, rows: Sequence[Row], title: str) -> None:
+    """A panel for each attention function, batch and λ: time per token against context.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+    rows : sequence of Row
+    title : str
+    """
+    figure.suptitle(title, fontsize=10)
+    ratios: list[float | None] = list(dict.fromkeys(row.ratio for row in rows if row.ratio is not None)) or [None]
+    sizes = list(dict.fromkeys((row.attention, row.batch) for row in rows))
+    panels = [(*size, ratio) for size in sizes for ratio in ratios]
+    columns = min(len(panels), 2)
+    lines = math.ceil(len(panels) / columns)
+    figure.set_size_inches(max(4.4 * columns, 7), 1.4 + 3.2 * lines)
+    figure.get_layout_engine().set(h_pad=0.12, w_pad=0.1)
+    grid = figure.subplots(lines, columns, squeeze=False).flat
+    legend: dict[str, Any] = {}
+    for axes, (attention, batch, ratio) in zip(grid, panels, strict=False):
+        inside = [r for r in rows if (r.attention, r.batch) == (attention, batch) and r.ratio in (None, ratio)]
+        legend |= _methods(axes, [row for row in inside if row.status == MEASURED])
+        axes.set_title(f"{attention}, batch {batch}" + (f", λ = {ratio:g}" if ratio else ""), fontsize=10)
+        _scales(axes, sorted({row.context for row in inside}))
+    for axes in [*grid][len(panels) :]:
+        axes.set_axis_off()
+    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+
+
+def _methods(axes: Any, rows: Sequence[Row]) -> dict[str, Any]:
+    drawn = {}
+    for name in dict.fromkeys(row.method for row in rows):
+        method = METHODS[name]
+        points = sorted((row.context, 1000 * (row.median("tpot_s") or 0)) for row in rows if row.method == name)
+        colour, marker = method.look
+        (drawn[method.title],) = axes.plot(
+            *zip(*points, strict=True), color=colour, marker=marker, markersize=5, linewidth=1.4, alpha=0.9
+        )
+    return drawn
+
+
+def _scales(axes: Any, contexts: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(contexts, [f"{context:,}" for context in contexts])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("tokens of the prompt")
+    axes.set_ylabel("ms per token (TPOT)")
+    axes.grid(axis="y", color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)

@@ -2,7 +2,7 @@
 
 When: times and bytes depend on shapes, not on what weights say, so that nothing need be downloaded.
 
-Source: shapes as in `bench.cost_model`; longest contexts from the models' ``config.json``.
+Source: shapes as in `bench.machine`; longest contexts from the models' ``config.json``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from bench.cost_model import MODELS, Model
+from bench.machine import MODELS, Model
 from bench.report import si
 from grace_opt.hf.models import ModelError, load_model
 

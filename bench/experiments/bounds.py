@@ -235,7 +235,7 @@ def _check(config: Config) -> None:
     if least < -1e-9 * max(abs(most), 1e-300):
         raise ProblemError(
             f"{config['path']}, matrix {config['matrix']}: the eigenvalue {least:.3g} is negative. The bound supposes "
-            "a positive semidefinite W, as attention's is; `shootout` takes instances of any sign."
+            "a positive semidefinite W, as attention's is."
         )
 
 

@@ -1,4 +1,4 @@
-"""The pages of docs/results/experiments: ``python -m bench.experiments.pages pocket`` (or ``smollm2``).
+"""The pages of docs/results/experiments: ``python -m bench.experiments.pages smollm2``.
 
 Runs the missing cells of a set in a folder of runs/ for this commit, and writes its report if all cells are of one
 clean commit. All records are stored beside the report in ``records.json.gz``; ``--report-only`` makes the pages again
@@ -57,17 +57,10 @@ class Set:
 
 
 SETS = {
-    "pocket": Set(
-        ["all", "--size", "pocket"],
-        "on the pocket model",
-        "What do the paper's experiments and ours show on the small model that is part of the package?",
-        "The pocket model is tiny and knows a toy grammar only: these pages show that every experiment runs, and say "
-        "little about large models.",
-    ),
     "smollm2": Set(
-        ["bits", "reconstruction", *_SMOLLM2, "--set", "layers=0,7,15,22,29"],
+        ["reconstruction", *_SMOLLM2, "--set", "layers=0,7,15,22,29"],
         "on SmolLM2-135M",
-        "What do pruned and quantised keys change in the attention of a real model?",
+        "What do pruned keys change in the attention of a real model?",
         "One small model, five of its layers and six passages of books; attention is measured, not generated text.",
     ),
 }

@@ -1,7 +1,7 @@
 """Instances for the combinatorial experiments, named by a config: a model's heads, files, generators, families.
 
-When: `bounds` and `shootout` make their cells from what `from_heads`, `from_files` and `generated` list, and `make`
-builds the matrices where a cell is measured. W of a head is made as in GRACE (arXiv 2604.16983), section 3.
+When: `bounds` makes its cells from what `from_heads`, `from_files` and `generated` list, and `make` builds the
+matrices where a cell is measured. W of a head is made as in GRACE (arXiv 2604.16983), section 3.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Named:
     protected: Array
 
 
-def from_heads(settings: Settings, prompts: int, tokens: int, ratio: float, heads: int = 0) -> list[Config]:
-    """A config for each prompt: all KV heads of the model on it, or this many, others for the next prompt."""
+def from_heads(settings: Settings, prompts: int, tokens: int, ratio: float) -> list[Config]:
+    """A config for each prompt: all KV heads of the model on it."""
     common = {"kind": "heads", "model": settings.model, "device": settings.device, "tokens": tokens, "ratio": ratio}
-    return [{**common, "heads": heads, "seed": settings.seed + at} for at in range(prompts)]
+    return [{**common, "seed": settings.seed + at} for at in range(prompts)]
 
 
 def from_files(path: str, ratio: float) -> list[Config]:
@@ -160,8 +160,7 @@ def _heads(config: Config) -> list[Named]:
         k = prune_count(config["ratio"], W.shape[-1])
         unit = f"prompt {config['seed']}"
         found += [Named(f"{unit} layer {layer} head {head}", unit, W[head], k, safe[head]) for head in range(len(W))]
-    count = config["heads"] or len(found)
-    return [found[(config["seed"] * count + at) % len(found)] for at in range(min(count, len(found)))]
+    return found
 
 
 @functools.lru_cache(maxsize=1)

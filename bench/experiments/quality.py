@@ -155,15 +155,14 @@ class Choice:
         f(S), the squared change of the observed logits over all keys of the prompt, the dense ones included.
     share : Tensor (H,)
         f(S) / f(all channels).
-    proved, gap : Tensor (H,)
-        Whether S is proved to be optimal, and (f - bound) / f where the method brings a bound, else infinite.
+    proved : Tensor (H,)
+        Whether S is proved to be optimal.
     """
 
     pruned: Tensor
     f: Tensor
     share: Tensor
     proved: Tensor
-    gap: Tensor
 
 
 def interactions(tensors: LayerTensors, prompt: int, observed: int = 32) -> Tensor:
@@ -206,7 +205,6 @@ def choose(method: str, W: Tensor, keys: Tensor, ratio: float, seed: int = 0, ti
         f,
         f / W.sum((-2, -1)),
         torch.tensor([bool(torch.as_tensor(s.status == Status.OPTIMAL)) for s in found]),
-        torch.tensor([float(s.gap) for s in found]),
     )
 
 

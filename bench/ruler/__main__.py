@@ -2,10 +2,8 @@
 
 Makes cases of eleven of RULER's thirteen tasks by its published rules (`bench.ruler.tasks`), lets a model read each
 context once, compresses its cache in several ways (`bench.arena.contenders`), asks, and scores the answers as RULER
-does (`bench.ruler.score`). ``--file`` reads cases that RULER has made instead. Takes about a quarter of an hour on two
-cores. Writes docs/results/ruler.{json,md,png}.
-
-If they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and the texts are downloaded (`bench.material`).
+does (`bench.ruler.measure`). ``--file`` reads cases that RULER has made instead. Takes about a quarter of an hour on
+two cores. Writes docs/results/ruler.{json,md,png}.
 """
 
 from __future__ import annotations
@@ -19,13 +17,12 @@ import torch
 from rich.progress import track
 
 from bench.arena.contenders import Subject, contenders
-from bench.caches import SINKS, WINDOW
-from bench.calibration import calibrated
+from bench.caches import SINKS, WINDOW, calibrated
 from bench.material import MODEL, books, model_path, require_texts
 from bench.provenance import require_clean
 from bench.real_model import digest, read_text
 from bench.report import add_options, read_results, write_results
-from bench.ruler.case import Case
+from bench.ruler.cases import Case
 from bench.ruler.measure import measure
 from bench.ruler.page import page
 from bench.ruler.tasks import TASKS, make_case, read_cases

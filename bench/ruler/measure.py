@@ -1,11 +1,14 @@
-"""Answer one case of RULER from several caches: the context is read once, compressed, and asked afterwards.
+"""Answer one case of RULER from several caches, and score it: the context is read once, compressed, asked afterwards.
 
 When: ``python -m bench.ruler``. Source: the order is that of kvpress' evaluation: the question comes after compression.
+The scores are those of RULER (Hsieh et al., arXiv 2404.06654) for synthetic tasks: case does not count, and control
+characters of an answer are line breaks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +19,38 @@ from bench.arena.contenders import Contender, Subject
 from bench.arena.prompt import Prompt
 from bench.caches import sizes_of
 from bench.intervals import DENSE
-from bench.ruler.case import Case
-from bench.ruler.score import string_match_all, string_match_part
+from bench.ruler.cases import Case
+
+_CONTROL = re.compile(r"[\x00-\x1f]")
+
+
+def cleaned(answer: str) -> str:
+    """Return an answer as RULER compares it."""
+    return _CONTROL.sub("\n", answer.strip()).strip()
+
+
+def string_match_all(answer: str, expected: Sequence[str]) -> float:
+    """Return the share of the expected strings that an answer contains: all tasks but questions about documents.
+
+    Examples
+    --------
+    >>> string_match_all("They are ABC and xyz.", ["abc", "XYZ", "other"])
+    0.666...
+    """
+    text = cleaned(answer).lower()
+    return sum(each.lower() in text for each in expected) / len(expected)
+
+
+def string_match_part(answer: str, expected: Sequence[str]) -> float:
+    """Return 1 if an answer contains one of the expected strings, else 0: questions about documents.
+
+    Examples
+    --------
+    >>> string_match_part("in Oslo", ["Oslo", "Oslo, Norway"]), string_match_part("in Rome", ["Oslo"])
+    (1.0, 0.0)
+    """
+    text = cleaned(answer).lower()
+    return float(any(each.lower() in text for each in expected))
 
 
 @torch.no_grad()

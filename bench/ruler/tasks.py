@@ -17,18 +17,21 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.ruler.case import (
+from bench.ruler.cases import (
     COMMON_TOKENS,
+    COMMON_WORDS,
     FREQUENT_TOKENS,
     NEEDLE_TOKENS,
+    NEEDLES,
     QUESTION_TOKENS,
     TRACKING_TOKENS,
     WORDS,
     Case,
+    common_case,
+    frequent_case,
+    needle_case,
+    tracking_case,
 )
-from bench.ruler.chains import tracking_case
-from bench.ruler.needles import NEEDLES, needle_case
-from bench.ruler.words import COMMON_WORDS, common_case, frequent_case
 
 #: Every task that can be made here.
 TASKS = (*NEEDLES, "vt", "cwe", "fwe")

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench.arena.stored import Layer, Method, Stored
-from bench.arena.windows import PARAMETER_BITS, between, in_16_bits, stored
+from bench.arena.stored import PARAMETER_BITS, Layer, Method, Stored, between, in_16_bits, stored
 from grace_opt.hf import CalibratedBasis
 
 SOURCE = "after AATC, arXiv 2608.14191, from summaries"

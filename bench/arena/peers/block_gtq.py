@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from bench.arena.peers.turboquant import nearest, quantised, rotation
-from bench.arena.stored import Layer, Method, Stored
-from bench.arena.windows import PARAMETER_BITS, in_16_bits, stored
+from bench.arena.stored import PARAMETER_BITS, Layer, Method, Stored, in_16_bits, stored
 from grace_opt.errors import OptionError
 from grace_opt.hf import CalibratedBasis
 from grace_opt.hf.bits.codebooks import gaussian_levels

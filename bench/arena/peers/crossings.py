@@ -21,10 +21,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from bench.arena.classes import Classes, classes_of
 from bench.arena.peers import hadamard, kivi, turboquant
-from bench.arena.stored import Layer, Method, Stored
-from bench.arena.windows import between, stored
+from bench.arena.prompt import Classes, classes_of
+from bench.arena.stored import Layer, Method, Stored, between, stored
 from grace_opt.hf import CalibratedBasis
 
 WIDTHS = (3, 2)

@@ -17,8 +17,7 @@ import torch
 from scipy.linalg import hadamard
 from torch import Tensor
 
-from bench.arena.stored import Layer, Method, Stored
-from bench.arena.windows import PARAMETER_BITS, in_16_bits, in_blocks, number_of_blocks, stored
+from bench.arena.stored import PARAMETER_BITS, Layer, Method, Stored, in_16_bits, in_blocks, number_of_blocks, stored
 from grace_opt.errors import OptionError
 from grace_opt.hf import CalibratedBasis
 

@@ -15,8 +15,7 @@ import functools
 import torch
 from torch import Tensor
 
-from bench.arena.stored import Layer, Method, Stored
-from bench.arena.windows import PARAMETER_BITS, in_16_bits, in_blocks, number_of_blocks, stored
+from bench.arena.stored import PARAMETER_BITS, Layer, Method, Stored, in_16_bits, in_blocks, number_of_blocks, stored
 from grace_opt.hf import CalibratedBasis
 
 SOURCE = "KIVI, arXiv 2402.02750"

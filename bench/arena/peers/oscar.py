@@ -24,8 +24,7 @@ from scipy.linalg import hadamard
 from torch import Tensor
 
 from bench.arena.peers.kivi import per_token
-from bench.arena.stored import Layer, Method, Stored
-from bench.arena.windows import between, stored
+from bench.arena.stored import Layer, Method, Stored, between, stored
 from grace_opt.errors import OptionError
 from grace_opt.hf import CalibratedBasis
 from grace_opt.hf.bits.basis import SHRINKAGE

@@ -19,8 +19,7 @@ import functools
 import torch
 from torch import Tensor
 
-from bench.arena.stored import Layer, Method, Stored
-from bench.arena.windows import PARAMETER_BITS, between, in_16_bits, stored
+from bench.arena.stored import PARAMETER_BITS, Layer, Method, Stored, between, in_16_bits, stored
 from grace_opt.hf import CalibratedBasis
 
 SOURCE = "RDKV, arXiv 2605.08317"

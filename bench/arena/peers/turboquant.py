@@ -16,8 +16,7 @@ import torch
 from scipy.special import betainc, betaln
 from torch import Tensor
 
-from bench.arena.stored import Layer, Method, Stored
-from bench.arena.windows import PARAMETER_BITS, in_16_bits, stored
+from bench.arena.stored import PARAMETER_BITS, Layer, Method, Stored, in_16_bits, stored
 from grace_opt.hf import CalibratedBasis
 
 SOURCE = "TurboQuant, arXiv 2504.19874"
