@@ -83,12 +83,12 @@ class TestTokens:
             pruned = new(model)
         assert not torch.equal(pruned, new(model))
 
-    @pytest.mark.parametrize("how", ["pruning", "provider", "masks"])
+    @pytest.mark.parametrize("how", ["config", "provider", "masks"])
     def test_follow_every_way_to_say_what_goes(self, how, model, prompt, new):
         pruned = torch.zeros(2, 2, 16, dtype=torch.bool)
         pruned[..., 3:11] = True
         given = {
-            "pruning": {"pruning": CacheConfig("think", 0.5, **WINDOWS)},
+            "config": {"config": CacheConfig("think", 0.5, **WINDOWS)},
             "provider": {
                 "provider": lambda queries, keys, attention_mask=None: ChannelMask(pruned[0].expand(len(keys), -1, -1)),
                 **WINDOWS,
@@ -99,7 +99,7 @@ class TestTokens:
             new(model)
         found = attached.cache.channel_mask().pruned
         assert found.sum(-1).eq(8).all()
-        if how != "pruning":
+        if how != "config":
             assert torch.equal(found, pruned[:, None].expand(-1, 2, -1, -1))
         assert attached.cache.layers[0].pruned_length == 32
 
@@ -252,7 +252,7 @@ class TestModel:
             ({"dense_layers": 2}, CacheError, "dense_layers=2 leaves no layer"),
             ({"prompt_length": 40}, OptionError, "leave out prompt_length"),
             ({"masks": ChannelMask(torch.zeros(3, 2, 16, dtype=torch.bool))}, MaskError, "3 layers, the model has 2"),
-            ({"pruning": CacheConfig(), "ratio": 0.6}, OptionError, "leave out ratio"),
+            ({"config": CacheConfig(), "ratio": 0.6}, OptionError, "leave out ratio"),
         ],
     )
     def test_is_untouched_by_wrong_arguments_which_raise_on_entering(self, wrong, error, says, model):

@@ -266,16 +266,16 @@ class TestBadInput:
             ({"bits": 2}, "bits=", "bits"),
             ({"total_bytes": 10**6, "basis": "none"}, "total_bytes, basis=", "total_bytes, basis"),
             ({"basis": "prompt"}, "basis=", "basis"),
-            ({"pruning": CacheConfig(key_bits=2, value_bits=3)}, "key_bits, value_bits=", "config="),
+            ({"config": CacheConfig(key_bits=2, value_bits=3)}, "key_bits, value_bits=", "config="),
         ],
         ids=str,
     )
     def test_bits_drop_no_channels(self, given, named, leave_out, tiny, texts, monkeypatch, tmp_path):
         monkeypatch.setattr(calibration, "CompressedCache", None)  # which would calibrate a basis first
         path = tmp_path / "settings.json"
-        if "pruning" in given:
-            given["pruning"].to_json(path)
-        for each in (given, {"pruning": path}) if "pruning" in given else (given,):
+        if "config" in given:
+            given["config"].to_json(path)
+        for each in (given, {"config": path}) if "config" in given else (given,):
             with pytest.raises(OptionError, match=rf"and {named} drops none: write calibrate_basis\(.*") as error:
                 calibrate(tiny(), texts, **each)
             assert str(error.value).endswith(f"to drop channels, leave out {leave_out}")
@@ -323,7 +323,7 @@ class TestBadInput:
             ({"kept_channels": 17}, ProblemError, "give at most 16"),
             ({"dense_layers": 2}, CacheError, "leaves no layer"),
             ({"no_such_option": 1}, OptionError, "no_such_option"),
-            ({"pruning": CacheConfig(ratio=0.3), "ratio": 0.6}, OptionError, "leave out ratio"),
+            ({"config": CacheConfig(ratio=0.3), "ratio": 0.6}, OptionError, "leave out ratio"),
         ],
     )
     def test_settings_are_told_before_any_text_is_read(self, wrong, error, says, tiny, texts, monkeypatch):

@@ -72,7 +72,7 @@ def test_what_are_no_tokens(ids, says, tiny):
 
 
 def test_what_is_no_model(tiny, prompt):
-    with pytest.raises(OptionError, match="not LlamaConfig; write capture_attention_attention_attention_attention"):
+    with pytest.raises(OptionError, match="not LlamaConfig; write capture_attention"):
         capture_attention(tiny().config, prompt)
     with pytest.raises(OptionError, match=r"AutoModelForCausalLM\.from_pretrained"):
         capture_attention("gpt2", prompt)

@@ -232,10 +232,10 @@ def test_tallies_tell_short_prompts_of_a_batch_from_long_ones():
     model = pocket("grace", ratio=0.5)
     mask = torch.ones(3, 60, dtype=torch.int64)
     mask[1, :27], mask[2, :28] = 0, 0  # 33 tokens are the fewest of which one is compressed; 32 are not enough
-    assert least_tokens(model.config) == 33
+    assert least_tokens(model.cache_config) == 33
     tally = Tally()
     with model._our_attention():
-        own = CompressedCache(model.model, config=model.config, prompt_length=60)
+        own = CompressedCache(model.model, config=model.cache_config, prompt_length=60)
         model._forward(own, torch.full((3, 60), 5), mask, 1)
     assert tally.measure(own, mask) == [True, True, False]
     assert tally.prompt_tokens == 60 + 33 + 32

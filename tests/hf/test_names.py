@@ -34,7 +34,7 @@ from grace_opt.hf import H2O, CacheConfig, CompressedCache, PyramidKV, Quantizat
         ({"provider": "mies"}, r"provider='mies': write a function .* a name alone is method="),
         ({"provider": divmod}, r"provider\(queries, keys, attention_mask\): too many .* three"),
         ({"provider": MaskProvider}, r"write a function .* for instance MaskProvider\(\"mies\", 0\.5\)"),
-        ({"pruning": CacheConfig}, r"pruning must be a CacheConfig, or the name of a file .*, not <class"),
+        ({"config": CacheConfig}, r"config must be a CacheConfig, or the name of a file .*, not <class"),
     ],
     ids=str,
 )

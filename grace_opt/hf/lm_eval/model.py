@@ -59,7 +59,7 @@ class GraceLM(HFLM):
 
     Attributes
     ----------
-    config : CacheConfig
+    cache_config : CacheConfig
         The settings.
     tallies : dict
         A `Tally` for each task.
