@@ -28,7 +28,7 @@ from grace_opt.errors import OptionError
 from grace_opt.kernels._shared.dispatch import use_triton
 from grace_opt.kernels._shared.limits import LARGEST_ON_CHIP
 from grace_opt.kernels._shared.threads import split_batch
-from grace_opt.kernels.columns.reference.exchange import ACCEPTING, BEGINNING, Choice, window_size
+from grace_opt.kernels.columns.reference.exchange import ACCEPTING, BEGINNING, ExchangeState, window_size
 from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.kernels.exchange import KERNEL, reference
 from grace_opt.kernels.exchange.rounding import REFRESH, tolerance
@@ -192,7 +192,7 @@ def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, max_steps: int
         if not its.has_time(BEGINNING * seconds):
             limit[b] = True
             continue
-        choice = Choice(W[b], mask[b], problem.candidates[b])
+        choice = ExchangeState(W[b], mask[b], problem.candidates[b])
         vertices: Tensor | None = choice.promising(window_size())
         while vertices is not None and len(vertices):
             its.note([choice.value])

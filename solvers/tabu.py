@@ -26,7 +26,7 @@ from torch import Tensor
 from grace_opt import objective
 from grace_opt.errors import OptionError
 from grace_opt.kernels._shared.limits import FEW_EXCHANGED
-from grace_opt.kernels.columns.reference.exchange import ACCEPTING, BEGINNING, Choice, window_size
+from grace_opt.kernels.columns.reference.exchange import ACCEPTING, BEGINNING, ExchangeState, window_size
 from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.kernels.sparse.pace import Pace
 from grace_opt.kernels.sparse.tabu import ELITE_SETS, TabuSearch
@@ -124,7 +124,7 @@ def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, options: TabuO
             limit[b] = True
             continue
         generator = torch.Generator(device="cpu").manual_seed(run.seed)
-        choice, share = Choice(W[b], mask[b], problem.candidates[b]), 1.0
+        choice, share = ExchangeState(W[b], mask[b], problem.candidates[b]), 1.0
         if not 0 < int(problem.k[b]) < int(problem.candidates[b].sum()):
             left = 0
         while left > 0 and its.has_time(ACCEPTING * seconds):
@@ -142,7 +142,7 @@ def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, options: TabuO
     return SolverResult(mask, limit=limit, stats={"iterations": spent})
 
 
-def _window(choice: Choice, share: float, generator: torch.Generator) -> Tensor:
+def _window(choice: ExchangeState, share: float, generator: torch.Generator) -> Tensor:
     """This share of a window is promising vertices, the rest random ones, chosen and not."""
     size = window_size()
     taken = choice.promising(max(2, int(share * size)))

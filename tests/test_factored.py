@@ -19,7 +19,7 @@ from grace_opt import FactoredWeights, OptionError, Problem, ProblemError
 from grace_opt.bounds import factored as bounds
 from grace_opt.bounds.factored import continuous_bound, factored_bound
 from grace_opt.kernels.columns import source
-from grace_opt.kernels.columns.reference.exchange import Choice
+from grace_opt.kernels.columns.reference.exchange import ExchangeState
 from grace_opt.problem.reduction import Reduction
 from tests import oracle
 from tests.clock import Taken
@@ -219,7 +219,7 @@ def test_a_local_optimum_is_one_of_all_exchanges_not_only_of_promising_ones(monk
 
 def test_an_exchange_that_only_the_pair_s_own_weight_makes_good_is_found():
     W = FactoredWeights([((np.array([[10.0, 9.0]]), np.array([[10.0, 9.0]])), None)])
-    taken = Choice(W, torch.tensor([True, False]), torch.tensor([True, True]))
+    taken = ExchangeState(W, torch.tensor([True, False]), torch.tensor([True, True]))
     assert float(taken.leave.min() + taken.enter.min()) > 0
     assert taken.improving(8, lambda: False).tolist() == [0, 1]
     assert taken.improving(8, lambda: True) is None

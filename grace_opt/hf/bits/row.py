@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.coded.table import CodedSequence, Table, table_of, units_of
+from ...kernels.coded.table import CodedSequence, CodesTable, table_of, units_of
 from ..plan import LayerPlan
 from .basis import Basis
 from .bitplanes import append_bits, unpack_bits
@@ -160,7 +160,7 @@ class CodedRow:
             return self.key_decode, self.value_decode
         return bases[0].decode, bases[1].decode
 
-    def table(self) -> Table:
+    def table(self) -> CodesTable:
         """Return where the codes are, for `grace_opt.kernels.coded`: made once, and anew where tensors have moved."""
         known = self._table
         if not known:
@@ -172,7 +172,7 @@ class CodedRow:
             units = [units_of(each.keys, each.values, heads) for each in self.segments]
             units += [] if self.waiting is None else [units_of(*self.waiting, heads, newest=True)]
             known.update(where=where, found=table_of(units, heads), sequence=None)
-        found: Table = known["found"]
+        found: CodesTable = known["found"]
         return found
 
     def sequence(self, bases: tuple[Basis, Basis] | None) -> CodedSequence:
@@ -190,7 +190,7 @@ class CodedRow:
         """Return what `table` has made, by name; nothing before the first step that reads codes where they lie."""
         if not self._table:
             return {}
-        found: Table = self._table["found"]
+        found: CodesTable = self._table["found"]
         named = {"table.units": torch.from_numpy(found.units), "table.items": torch.from_numpy(found.items)}
         of_gpu = (each.tensors() for each in found.on_device)
         return named | {f"table.gpu.{name}": tensor for each in of_gpu for name, tensor in each.items()}

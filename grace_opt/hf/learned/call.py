@@ -28,7 +28,7 @@ from ..evaluated import evaluated
 from ..fingerprint import fingerprint
 from ..texts import all_token_ids, digest
 from .checkpoint import Checkpoint
-from .observe import LayerReading, Window, cut, observe
+from .observe import LayerObservation, ObservedWindow, cut, observe
 from .stages import learn_layer
 
 #: Windows of text, tokens of each, and queries observed in each.
@@ -211,7 +211,7 @@ def learn_masks(
 
 def _learn(
     model: PreTrainedModel,
-    pieces: Sequence[Window],
+    pieces: Sequence[ObservedWindow],
     todo: Sequence[int],
     kept: Mapping[int, int],
     done: Checkpoint,
@@ -225,7 +225,7 @@ def _learn(
     at_once = _layers_at_once(model, pieces)
     recent, sinks = done.settings["recent_window"], done.settings["sink_tokens"]
     taken = 0
-    readings: dict[int, LayerReading] = {}
+    readings: dict[int, LayerObservation] = {}
     for place, layer in enumerate(todo):
         if layer not in readings:
             show("reading", taken)
@@ -257,7 +257,7 @@ def _learn(
     return cut_short
 
 
-def _layers_at_once(model: PreTrainedModel, pieces: Sequence[Window]) -> int:
+def _layers_at_once(model: PreTrainedModel, pieces: Sequence[ObservedWindow]) -> int:
     """Return of how many layers the readings fit into `HELD_BYTES`; at least one."""
     model_is, config = fingerprint(model.config), model.config.get_text_config(decoder=True)
     longest = max(piece.ids.shape[1] for piece in pieces)
@@ -266,7 +266,7 @@ def _layers_at_once(model: PreTrainedModel, pieces: Sequence[Window]) -> int:
     return max(1, HELD_BYTES // (4 * len(pieces) * (keys + queries) * int(model_is["head_dim"])))
 
 
-def _windows(texts: Sequence[Tensor], counts: Mapping[str, int], dense: int, seed: int) -> list[Window]:
+def _windows(texts: Sequence[Tensor], counts: Mapping[str, int], dense: int, seed: int) -> list[ObservedWindow]:
     """Cut the texts, and refuse too little of them."""
     generator = torch.Generator().manual_seed(seed % 2**63)
     if counts["tokens"] <= dense:

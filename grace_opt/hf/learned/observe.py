@@ -24,7 +24,7 @@ TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
-class Window:
+class ObservedWindow:
     """Consecutive tokens of a text, ``(1, L)``, and the positions ``(n,)`` of the queries that are observed."""
 
     ids: Tensor
@@ -32,7 +32,7 @@ class Window:
 
 
 @dataclass
-class LayerReading:
+class LayerObservation:
     """What one layer's attention was called with, window after window.
 
     Attributes
@@ -57,7 +57,7 @@ class LayerReading:
     projection: Tensor | None = None
     softcap: float | None = None
 
-    def add(self, call: AttentionCall, window: Window) -> None:
+    def add(self, call: AttentionCall, window: ObservedWindow) -> None:
         """Take one window's call."""
         heads, places = call.key.shape[1], window.positions.to(call.query.device)
         queries = call.query[0][:, places].reshape(heads, -1, call.query.shape[-1]).float() * call.scaling
@@ -101,7 +101,7 @@ class LayerReading:
 
 def cut(
     texts: Sequence[Tensor], tokens: int, count: int, queries: int, dense: int, generator: torch.Generator
-) -> list[Window]:
+) -> list[ObservedWindow]:
     """Return windows of the texts, which take turns, and which queries of each are observed.
 
     Parameters
@@ -132,13 +132,13 @@ def cut(
     queries = min(queries, max((ids.shape[1] - dense for ids in chosen), default=0))  # no window has more to observe
     for ids in chosen:
         places = dense + torch.randperm(ids.shape[1] - dense, generator=generator, device="cpu")
-        found.append(Window(ids, places.repeat(-(-queries // len(places)))[:queries].sort().values))
+        found.append(ObservedWindow(ids, places.repeat(-(-queries // len(places)))[:queries].sort().values))
     return found
 
 
 def observe(
-    model: PreTrainedModel, windows: Sequence[Window], layers: Collection[int], recent: int, sinks: int
-) -> dict[int, LayerReading]:
+    model: PreTrainedModel, windows: Sequence[ObservedWindow], layers: Collection[int], recent: int, sinks: int
+) -> dict[int, LayerObservation]:
     """Read the windows by the dense model, and return what some layers were called with.
 
     Parameters
@@ -159,11 +159,11 @@ def observe(
     places = torch.stack([window.positions for window in windows])[..., None]
     token = torch.arange(max(window.ids.shape[1] for window in windows), device=places.device)
     visible, far = token <= places, (token <= places - recent) & (token >= sinks)
-    found = {index: LayerReading(index, visible, far) for index in layers}
+    found = {index: LayerObservation(index, visible, far) for index in layers}
     device = input_device(model)
     for number, window in enumerate(windows, 1):
 
-        def take(call: AttentionCall, window: Window = window) -> None:
+        def take(call: AttentionCall, window: ObservedWindow = window) -> None:
             index = getattr(call.module, "layer_idx", None)
             if index in found:
                 found[index].add(call, window)

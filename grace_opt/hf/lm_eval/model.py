@@ -31,7 +31,7 @@ from ...errors import OptionError
 from ..cache import CompressedCache
 from ..implementation import attention_implementation, base_for
 from .arguments import model_arguments, split_arguments
-from .pieces import Piece, Prompt, Tokens, by_prompt, left_padded, piece_of
+from .pieces import Piece, ScoredPrompt, Tokens, by_prompt, left_padded, piece_of
 from .tally import Tally, least_tokens
 
 require("lm_eval", "lm-eval", "grace_opt.hf.lm_eval.model")
@@ -182,7 +182,7 @@ class GraceLM(HFLM):
         return override or int(self._detect_batch_size([requests[longest]]))
 
     def _scored(
-        self, prompts: Sequence[Prompt], pieces: Mapping[int, Piece], size: int
+        self, prompts: Sequence[ScoredPrompt], pieces: Mapping[int, Piece], size: int
     ) -> dict[int, tuple[float, bool]]:
         """Read a batch of prompts, feed what belongs behind each of them, and return the answers by their places."""
         feeds = [(row, fed, places) for row, each in enumerate(prompts) for fed, places in each.fed.items()]

@@ -58,7 +58,7 @@ def piece_of(context: Sequence[int], continuation: Sequence[int], max_length: in
 
 
 @dataclass(frozen=True)
-class Prompt:
+class ScoredPrompt:
     """A prompt, and all that is fed behind copies of its cache.
 
     Attributes
@@ -73,7 +73,7 @@ class Prompt:
     fed: Mapping[Tokens, Sequence[int]]
 
 
-def by_prompt(pieces: Mapping[int, Piece]) -> list[Prompt]:
+def by_prompt(pieces: Mapping[int, Piece]) -> list[ScoredPrompt]:
     """Gather requests, by their places, under their prompts, longest prompt first.
 
     Examples
@@ -84,7 +84,7 @@ def by_prompt(pieces: Mapping[int, Piece]) -> list[Prompt]:
     found: dict[Tokens, dict[Tokens, list[int]]] = {}
     for place, piece in pieces.items():
         found.setdefault(piece.prompt, {}).setdefault(piece.fed, []).append(place)
-    return sorted((Prompt(tokens, fed) for tokens, fed in found.items()), key=lambda each: -len(each.tokens))
+    return sorted((ScoredPrompt(tokens, fed) for tokens, fed in found.items()), key=lambda each: -len(each.tokens))
 
 
 def left_padded(rows: Iterable[Tokens]) -> tuple[list[list[int]], list[list[int]]]:

@@ -25,7 +25,7 @@ from .._shared.threads import call_in_threads
 from ..decode.checks import kind_of_mask
 from ..decode.host import scales_of
 from .forms import BLOCK, LANES, ROWS
-from .table import COLUMNS, CodedSequence, Table, batched
+from .table import COLUMNS, CodedSequence, CodesTable, batched
 
 #: Most query rows (query heads per KV head times new tokens): beyond, making keys and values dense is faster.
 MAX_ROWS = 256
@@ -184,7 +184,7 @@ class Plan(NamedTuple):
         What `data` has the addresses of.
     """
 
-    table: Table
+    table: CodesTable
     by_three: bool
     alone: bool
     data: array[int]
@@ -196,7 +196,7 @@ class Plan(NamedTuple):
     alive: list[Any]
 
 
-class Given(NamedTuple):
+class LoopInputs(NamedTuple):
     """What the loops get.
 
     Attributes
@@ -226,7 +226,7 @@ class Given(NamedTuple):
 def laid_out(
     query: Tensor,
     sequences: Sequence[CodedSequence],
-    table: Table | None,
+    table: CodesTable | None,
     tail_keys: Tensor,
     tail_values: Tensor,
     books: Tensor,
@@ -238,7 +238,7 @@ def laid_out(
     causal: bool,
     before: Tensor | None,
     trellis: bool = False,
-) -> Given:
+) -> LoopInputs:
     """Return what the loops get: `table` is of all sequences, None their own; the others as for `coded_attention`."""
     plan = _plan_for(query, sequences, table, tail_keys, tail_values, newest, dense_newest, scaling, softcap)
     (batch, query_heads, length, _), (_, heads, tail, value_width) = query.shape, tail_values.shape
@@ -268,13 +268,13 @@ def laid_out(
     places = query.data_ptr(), *query.stride(), tail_keys.data_ptr(), *tail_keys.stride()
     more = tail_values.data_ptr(), *tail_values.stride(), at_before, known, trellis
     STEP.pack_into(data, AT_STEP * PLACE, kind, room, newest, tail, *mask_place, *places, *more)
-    return Given(data, at, GIVEN, output, received, plan, [mask, floats, work, books, before])
+    return LoopInputs(data, at, GIVEN, output, received, plan, [mask, floats, work, books, before])
 
 
 def _plan_for(
     query: Tensor,
     sequences: Sequence[CodedSequence],
-    table: Table | None,
+    table: CodesTable | None,
     tail_keys: Tensor,
     tail_values: Tensor,
     newest: int,
@@ -301,7 +301,7 @@ def _plan_for(
 def _planned(
     query: Tensor,
     sequences: Sequence[CodedSequence],
-    table: Table | None,
+    table: CodesTable | None,
     value_width: int,
     heads: int,
     newest: int,

@@ -38,7 +38,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class CodesTable:
     """Where the codes of some heads are.
 
     Attributes
@@ -84,7 +84,7 @@ class CodedSequence:
         On a CPU, what :mod:`grace_opt.kernels.coded.host` says in every step; empty before.
     """
 
-    table: Table
+    table: CodesTable
     sink_keys: Tensor
     sink_values: Tensor
     key_basis: Tensor | None
@@ -96,7 +96,7 @@ class CodedSequence:
         return self.sink_keys, self.sink_values, self.key_basis, self.value_basis
 
 
-class Stored(Protocol):
+class StoredCodes(Protocol):
     """Codes of H heads with d channels in C classes, as :class:`grace_opt.hf.bits.codes.Codes` describes them."""
 
     @property
@@ -134,7 +134,7 @@ class Stored(Protocol):
         ...
 
 
-def table_of(units: Sequence[Numbers], heads: int) -> Table:
+def table_of(units: Sequence[Numbers], heads: int) -> CodesTable:
     """Return the table of what `units_of` makes of each part of a sequence."""
     every = np.concatenate([np.zeros((heads, 0, FIELDS), np.int64), *units], axis=1)
     most = every.shape[1]
@@ -145,7 +145,7 @@ def table_of(units: Sequence[Numbers], heads: int) -> Table:
     for h in range(heads):
         items += [[h, h * most, (h + 1) * most, start, stop] for start, stop in pieces]
         items.append([h, -1, -1, 0, 0])  # short, and so last: threads end at about the same time
-    return Table(every.reshape(-1, FIELDS), np.array(items, np.int64), most, heads * sum(counts))
+    return CodesTable(every.reshape(-1, FIELDS), np.array(items, np.int64), most, heads * sum(counts))
 
 
 def runs(counts: Sequence[int], some: int) -> list[tuple[int, int]]:
@@ -174,7 +174,7 @@ def runs(counts: Sequence[int], some: int) -> list[tuple[int, int]]:
     return found
 
 
-def batched(tables: Sequence[Table], heads: int) -> Table:
+def batched(tables: Sequence[CodesTable], heads: int) -> CodesTable:
     """Return several sequences' tables as one with so many times the heads."""
     if len(tables) == 1:
         return tables[0]
@@ -184,10 +184,10 @@ def batched(tables: Sequence[Table], heads: int) -> Table:
         items.append(np.concatenate([each.items[:, :1] + number * heads, of_units, each.items[:, 3:]], axis=1))
         unit += len(each.units)
     units = np.concatenate([each.units for each in tables])
-    return Table(units, np.concatenate(items), max(t.most for t in tables), sum(t.numbers for t in tables))
+    return CodesTable(units, np.concatenate(items), max(t.most for t in tables), sum(t.numbers for t in tables))
 
 
-def units_of(keys: Stored, values: Stored, heads: int, newest: bool = False) -> Numbers:
+def units_of(keys: StoredCodes, values: StoredCodes, heads: int, newest: bool = False) -> Numbers:
     """Return the units of each head, ``(heads, n, FIELDS)`` int64, without those that have no tokens.
 
     Parameters
@@ -209,7 +209,7 @@ def units_of(keys: Stored, values: Stored, heads: int, newest: bool = False) -> 
     return np.ascontiguousarray(found[:, found[0, :, COUNT] > 0])
 
 
-def _describe(fields: Numbers, codes: Stored, widths: npt.NDArray[np.uint8]) -> None:
+def _describe(fields: Numbers, codes: StoredCodes, widths: npt.NDArray[np.uint8]) -> None:
     """Fill ``(C, H, 8)`` fields, of codes with widths ``(C, H, d)``."""
     classes, heads, width = widths.shape
     numbers = np.arange(classes * heads).reshape(classes, heads)

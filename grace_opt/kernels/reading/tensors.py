@@ -104,7 +104,7 @@ def check_shapes(tensors: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
             raise CacheError(f"{name} has shape {tuple(tensor.shape)} and should have {shape}, to go with the others")
 
 
-class Kept(NamedTuple):
+class ReadAddresses(NamedTuple):
     """What is read in every step, by address.
 
     Attributes
@@ -135,7 +135,7 @@ def kept_of(
     """
     given = stored.keys, stored.kept_indices, stored.sink_keys, stored.old_values, units.counts, units.reach
     where = tuple((t.data_ptr(), t.shape, t.stride()) for t in given)
-    found: Kept | None = units.places.get("found")
+    found: ReadAddresses | None = units.places.get("found")
     if found is not None and found.where == where:
         return found.places.copy()
     kept, counts = stored.kept_indices.to(torch.int64).contiguous(), units.counts.to(torch.int32).contiguous()
@@ -146,7 +146,7 @@ def kept_of(
         places[row] = place(tensor)
     places[COUNTS], places[REACH] = [counts.data_ptr(), 4 * counts.stride(0), 0, 4, 0], [*place(reach), 0]
     # What was given is kept alive as well: as long as it is, nothing else can lie at its address.
-    units.places["found"] = Kept(where, places, [*given, kept, counts, reach, *rows, *place_units(places)])
+    units.places["found"] = ReadAddresses(where, places, [*given, kept, counts, reach, *rows, *place_units(places)])
     return places.copy()
 
 

@@ -33,7 +33,7 @@ def window_size() -> int:
     return max(8, math.isqrt(source.BLOCK_BYTES // 64))
 
 
-class Choice:
+class ExchangeState:
     """A choice of a single instance, with the changes of f when a vertex leaves or enters, and their rounding.
 
     Parameters
