@@ -70,7 +70,7 @@ def _agrees(
 
 @dataclass(frozen=True)
 class StoredCodes:
-    """What `units_of` reads of codes; see `grace_opt.kernels.coded.table.Stored`."""
+    """What `units_of` reads of codes; see `grace_opt.kernels.coded.table.StoredCodes`."""
 
     levels: Tensor
     means: Tensor
