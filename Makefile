@@ -165,7 +165,7 @@ COMPILE = from importlib import import_module as get; \
 compiled: $(STAMP)
 	@ls grace_opt/kernels/heads/__pycache__/*.nbi >/dev/null 2>&1 || { \
 		$(BIN)/python -c "$(call COMPILE,heads coding received); import grace_opt.hf, hypothesis, matplotlib.pyplot" & \
-		$(BIN)/python -c "$(call COMPILE,reading few_coded decode coded)"; \
+		$(BIN)/python -c "$(call COMPILE,reading decode coded)"; \
 		wait; }
 
 unit: compiled ## Tests and doctests (PYTEST_FLAGS="-k mies")
