@@ -170,7 +170,7 @@ def test_what_is_no_result_is_reported(forget, answer, batched):
 
 def test_register_needs_a_name(forget):
     for name in (lambda p, o, r: None, "a b/", ""):
-        with pytest.raises(grace_opt.OptionError, match="not a valid method name"):
+        with pytest.raises(grace_opt.OptionError, match="no valid method name"):
             grace_opt.register_solver(name)
     with pytest.raises(grace_opt.UnknownSolverError, match="preset of MaskProvider"):
         solve(torch.eye(3), 1, "grace")

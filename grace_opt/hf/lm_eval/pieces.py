@@ -79,7 +79,7 @@ def by_prompt(pieces: Mapping[int, Piece]) -> list[ScoredPrompt]:
     Examples
     --------
     >>> by_prompt({0: Piece((1, 2), (3,), (4,)), 1: Piece((1, 2), (3,), (5,))})
-    [Prompt(tokens=(1, 2), fed={(3,): [0, 1]})]
+    [ScoredPrompt(tokens=(1, 2), fed={(3,): [0, 1]})]
     """
     found: dict[Tokens, dict[Tokens, list[int]]] = {}
     for place, piece in pieces.items():
