@@ -164,9 +164,9 @@ COMPILE = from importlib import import_module as get; \
 	[get(f'grace_opt.kernels.{name}').OPERATION.cpu.trial() for name in '$(1)'.split()]
 compiled: $(STAMP)
 	@ls grace_opt/kernels/heads/__pycache__/*.nbi >/dev/null 2>&1 || { \
-		$(BIN)/python -c "$(call COMPILE,heads coding received); import grace_opt.hf, hypothesis, matplotlib.pyplot" & \
-		$(BIN)/python -c "$(call COMPILE,reading decode coded)"; \
-		wait; }
+		$(BIN)/python -c "$(call COMPILE,heads coding received); import grace_opt.hf, hypothesis, matplotlib.pyplot" & beside=$$!; \
+		$(BIN)/python -c "$(call COMPILE,reading decode coded)"; failed=$$?; \
+		wait $$beside && [ $$failed = 0 ]; }
 
 unit: compiled ## Tests and doctests (PYTEST_FLAGS="-k mies")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_IN_PARALLEL)

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from grace_opt._util import progress
-from grace_opt._util.progress import progress_bar
+from grace_opt._util.progress import TimeLeft, progress_bar
 from grace_opt._util.quiet import quietly
 
 
@@ -46,6 +46,18 @@ def clock(monkeypatch):
     monkeypatch.setattr(progress, "seconds", lambda: clock.now)
     monkeypatch.setattr(progress, "pause", clock.pause)
     return clock
+
+
+def test_what_comes_first_says_nothing_of_the_time_left(clock):
+    """Four seconds of compiling, in the first hundredth of a calibration, were told as a quarter of an hour."""
+    left = TimeLeft(6)
+    left.now(0.0)
+    clock.now = 4.0
+    left.now(0.06)
+    assert str(left) == ""
+    clock.now = 6.0
+    left.now(0.3)
+    assert str(left) == ", about 2 min left"
 
 
 def test_a_log_has_a_line_every_ten_seconds_with_what_is_left(clock, capsys):

@@ -28,7 +28,10 @@ from grace_opt.hf import H2O, CacheConfig, CompressedCache, PyramidKV, Quantizat
         ({"ratio": "60 %"}, r"; write ratio=0\.6$"),
         ({"ratio": [0.5, 60]}, r"layer 1: ratio=60: .*; write ratio=0\.6$"),
         ({"ratio": "half"}, r"or a list with one per layer$"),
-        ({"method": 0.6}, r"method=0\.6: write a name, .* the share to prune is another argument, ratio="),
+        (
+            {"method": 0.6},
+            r"method=0\.6: write a name, .* the share to prune is another argument, ratio=, and so are bits=$",
+        ),
         ({"evict": SnapKV}, r"evict=<class .*SnapKV'>: write an eviction, for instance SnapKV\(budget=512\)"),
         ({"quantize": Quantization}, r"for instance Quantization\(keys=4\)"),
         ({"provider": "mies"}, r"provider='mies': write a function .* a name alone is method="),

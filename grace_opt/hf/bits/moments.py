@@ -82,13 +82,11 @@ class LayerMoments:
             centred = _precise(stored[:, inner])
             centred = centred - centred.mean(1, keepdim=True)
             setattr(self, name, getattr(self, name) + self._checked(name, centred.mT @ centred))
-            # What classes lose is a sum of squares, and no matrix that must stay definite.
-            ordered = centred.float().gather(1, order[..., None].expand_as(centred))
+            ordered = centred.gather(1, order[..., None].expand_as(centred))
             split = zip(
                 torch.split(ordered, list(sizes), 1), torch.split(weight[..., None], list(sizes), 1), strict=True
             )
-            squares = torch.stack([(part * share).mT @ part for part, share in split])
-            parts.append(self._checked(name, squares))
+            parts.append(torch.stack([_on_cpu((part * share).mT @ part) for part, share in split]))
         self.texts += 1
         self.tokens += order.shape[1]
         now = ClassSums(1, torch.tensor(sizes, dtype=torch.float64, device="cpu"), *parts)

@@ -93,7 +93,7 @@ def information(
                     "or on the command line --no-end-to-end"
                 )
             logits = logits[0].float()
-            # Not by torch.multinomial, which draws a number for each word: up to a fifth of a calibration's time.
+            # Not by torch.multinomial, which draws a number for each word of the vocabulary.
             rising = logits.detach().cpu().double().softmax(-1).cumsum_(-1)
             if not rising[:, -1].isfinite().all():
                 raise CalibrationError(
