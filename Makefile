@@ -133,10 +133,10 @@ resolve: $(UV) ## Whether the pinned versions can be installed from the plain in
 test: lint ## Everything that CI checks: lint, types, import contracts, tests, docs
 	@said=$$(mktemp); $(MAKE) --no-print-directory --keep-going contracts types >"$$said" 2>&1 & beside=$$!; \
 		trap 'kill $$beside; rm -f "$$said"; exit 130' INT TERM; \
-		$(MAKE) --no-print-directory compiled; wait $$beside; types=$$?; \
+		$(MAKE) --no-print-directory compiled; compiled=$$?; wait $$beside; types=$$?; \
 		$(MAKE) --no-print-directory --keep-going beside >>"$$said" 2>&1 & beside=$$!; \
 		$(MAKE) --no-print-directory unit; unit=$$?; \
-		wait $$beside; beside=$$?; cat "$$said"; rm -f "$$said"; [ $$types = 0 ] && [ $$unit = 0 ] && [ $$beside = 0 ]
+		wait $$beside; beside=$$?; cat "$$said"; rm -f "$$said"; [ $$compiled$$types$$unit$$beside = 0000 ]
 
 beside:
 	@$(MAKE) --no-print-directory test-oldest \
