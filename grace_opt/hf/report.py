@@ -22,6 +22,7 @@ from .idle import idle_settings
 from .layer import PrunedKeyLayer
 from .quantization import QuantizedTokens
 from .reading.report import ReadReport, at_confidence
+from .reading.settings import CHANNELS
 
 
 @dataclass(frozen=True)
@@ -321,7 +322,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
 def _stored_as(config: CacheConfig) -> str:
     if config.is_coded:
         return "coded"
-    if not config.drops_nothing:
+    if not config.drops_nothing and (config.read is None or config.read.by != CHANNELS):  # those are all stored
         return "pruned"
     return "whole" if config.quantize is None else "quantised"
 

@@ -159,6 +159,8 @@ def test_ratios_and_text():
         ({"quantize": "int4"}, ("of them quantised", "keys, quantised ")),
         ({"quantize": "int4", "ratio": 0.3}, ("of them pruned", "keys, pruned ")),
         ({"evict": "snapkv"}, ("of them kept whole", "keys, whole ")),
+        ({"read": "channels"}, ("of them kept whole", "keys, whole ")),
+        ({"read": "pages", "ratio": 0.3}, ("of them pruned", "keys, pruned ")),
     ],
 )
 def test_only_what_was_pruned_is_called_pruned(tiny, settings, said):
