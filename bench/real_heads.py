@@ -2,8 +2,7 @@
 
 A text is read once by SmolLM2-135M-Instruct; each KV head gives one interaction matrix W, from the last queries and all
 keys (`grace_opt.hf.recording`). The weights and the text are fetched where they are missing (`bench.material`).
-``--model`` and ``--text`` take others; ``--instances FILE`` takes matrices (heads, n, n) that there are already, as
-.npz, .npy or .safetensors. Writes docs/results/real_heads.{json,md,png}; with ``--save FILE`` only the matrices.
+``--model`` and ``--text`` take others. Writes docs/results/real_heads.{json,md,png}.
 
 When: to know what a smaller objective GRACE's selection and an exchange after it give on real keys. Source: W as in
 GRACE (arXiv 2604.16983), section 3.
@@ -22,7 +21,7 @@ import torch
 from bench.material import MODEL, books, model_path
 from bench.provenance import require_clean
 from bench.report import BLUE, GREEN, ORANGE, Page, add_options, read_results, small, table, write_results
-from grace_opt import instances, interaction_matrix, prune_count, solve
+from grace_opt import interaction_matrix, prune_count, solve
 
 RATIOS = (0.5, 0.6, 0.7, 0.8)
 TOKENS, OBSERVED = 1792, 32
@@ -162,28 +161,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
     parser.add_argument("--text", type=Path, help="a text to read (default: a novel, fetched)")
-    parser.add_argument("--instances", type=Path, help="matrices that there are already, instead of a model and a text")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the matrices there, and measure nothing")
     add_options(parser, "real_heads")
     args = parser.parse_args()
-    if args.save:
-        W = heads(model_path(args.model), args.text or books()[0])
-        instances.write(args.save, W)
-        print(f"wrote {args.save}: {len(W)} matrices of {W.shape[-1]} x {W.shape[-1]}")
-        return
     if args.report_only:
         value = read_results(args.out)
     else:
         source = require_clean(args.allow_dirty)
-        if args.instances is not None:
-            W, name = np.asarray(instances.read(args.instances).W), args.instances.stem
-            passage = "a file"
-        else:
-            text = args.text or books()[0]
-            where = model_path(args.model)
-            W, name = heads(where, text), Path(where).stem
-            passage = f"{TOKENS:,} tokens of {text.stem}, last {OBSERVED} queries"
-        value = {"provenance": source, "model": name, "passage": passage, "instances": len(W), "n": W.shape[-1]}
+        text, where = args.text or books()[0], model_path(args.model)
+        W, passage = heads(where, text), f"{TOKENS:,} tokens of {text.stem}, last {OBSERVED} queries"
+        value = {"provenance": source, "model": Path(where).stem, "passage": passage}
+        value |= {"instances": len(W), "n": W.shape[-1]}
         value["rows"] = measure(W)
     print(write_results(args.out, value, page, allow_dirty=args.allow_dirty, measured=not args.report_only))
 

@@ -25,7 +25,6 @@ ROOT = Path(__file__).parent.parent
 #: Maps each page in docs/results (without suffix) to the command that makes it, in the order of `make results`.
 COMMANDS = {
     "real_heads": "python -m bench.real_heads",
-    "certificates": "python -m bench.certificates",
     "sparse": "python -m bench.sparse",
     "bits": "python -m bench.bits",
     "trellis": "python -m bench.trellis",

@@ -15,8 +15,6 @@ from grace_opt.sweep import Plot, Table
 #: Modules of this folder, in the order in which `all` runs them.
 MODULES: tuple[str, ...] = (
     "reconstruction",
-    "anatomy",
-    "bounds",
     "solver_quality",
     "niah",
     "longbench.llama",
