@@ -12,11 +12,9 @@ from bench.arena.contenders import ABLATED, OUR_FAMILIES, OURS
 from bench.arena.numbers import (
     BOTH,
     CHOSEN,
-    CROSSING,
     best,
     families,
     interval,
-    is_reference,
     mean,
     names,
     nearest,
@@ -67,7 +65,7 @@ def kinds(value: dict[str, Any]) -> list[str]:
 
 
 def ablation(value: dict[str, Any]) -> list[str]:
-    """Return what `bits=` loses without a part, and what others gain by our classes of tokens."""
+    """Return what `bits=` loses without a part."""
     rows = []
     for family in OUR_FAMILIES[1:]:
         cells = []
@@ -77,21 +75,11 @@ def ablation(value: dict[str, Any]) -> list[str]:
             found = ratio(value, "passages", name, whole)
             cells.append(with_ends(found, ".2f") if found else "–")
         rows.append([family.replace(OURS + ", ", ""), *cells])
-    lines = [
+    return [
         "KL as a multiple of that of `bits=` as it is.",
         "",
         *table(["without a part", *(f"{bits:g} bits" for bits in ABLATED)], rows),
     ]
-    crossed = [
-        [value["methods"][name]["title"], f"{mean(value, 'passages', name, 'bits'):.2f}", _kl(value, name)]
-        for family, each in families(value, "passages").items()
-        if CROSSING in family and not is_reference(each)
-        for name in each
-    ]
-    if crossed:
-        lines += ["Other people's quantisers with our classes of tokens:", ""]
-        lines += table(["method", "bits", "KL"], crossed)
-    return lines
 
 
 def retrieval(value: dict[str, Any]) -> list[str]:
@@ -132,10 +120,6 @@ def sources(value: dict[str, Any]) -> list[str]:
 
 def _title(value: dict[str, Any], name: str) -> str:
     return "dense" if name == DENSE else str(value["methods"][name]["title"])
-
-
-def _kl(value: dict[str, Any], name: str) -> str:
-    return with_ends(interval(value, "passages", name, "kl"))
 
 
 TURBO = "TurboQuant"
