@@ -1,4 +1,4 @@
-"""Passages of several kinds of text for `bench.bits`, and cases of retrieval: a word hidden in a text, asked for later.
+"""Passages of several kinds of text, measured one by one; and cases of retrieval: a word hidden in a text.
 
 Sources are the four texts of `bench.material` (or ``--text``), the source of two modules of Python's standard library,
 which changes with Python's version, and generated JSON and numbered lines. Each gives two passages, one for each half:
@@ -16,7 +16,7 @@ import platform
 import random
 import re
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +24,9 @@ from typing import Any
 
 from torch import Tensor
 
-from bench.real_model import read_text
+from bench.material import read_text
+from bench.provenance import digest, origin_of, recorded
+from bench.report import parser_of
 from grace_opt.hf.needle import CITIES, filler
 
 HALVES = ("A", "B")
@@ -117,6 +119,48 @@ def later_passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int
             raise SystemExit(f"{name!r} has {count} tokens, too few for two passages of {tokens}: name a longer --text")
         found += [Passage(kind, name, "B", ids[:, place : place + tokens]) for place in places]
     return found
+
+
+def passage_parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark that measures settings on `later_passages`."""
+    parser = parser_of(name, description, model=True)
+    parser.add_argument("--prompt", type=int, default=1792, help="tokens of a prompt (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens after it (default %(default)s)")
+    parser.add_argument("--passages", type=int, help="number of passages (default: all 16)")
+    return parser
+
+
+def measure_passages(
+    cut: Sequence[Passage],
+    folder: Path,
+    settings: Mapping[str, Any],
+    source: Mapping[str, Any],
+    measure: Callable[[Passage], Any],
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return kind, name and ``kl`` of each passage, and where each comes from.
+
+    Parameters
+    ----------
+    cut : sequence of Passage
+    folder : Path
+        Of the records, a file for each passage.
+    settings, source : mapping
+        As in `recorded`.
+    measure : callable
+        Returns what ``kl`` is to be.
+    """
+    found, origins = [], {}
+    for number, passage in enumerate(cut):
+        record = recorded(
+            folder / f"passage_{number:02}.json",
+            {**settings, "ids": digest(passage.ids)},
+            source,
+            lambda passage=passage: {"kl": measure(passage)},  # type: ignore[misc]
+        )
+        print(f"{number + 1} of {len(cut)}: {passage.name}", flush=True)
+        found.append({"kind": passage.kind, "name": passage.name, "kl": record["kl"]})
+        origins[f"passage {number}"] = origin_of(source, record)
+    return found, origins
 
 
 def long_passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int = 0) -> list[Passage]:

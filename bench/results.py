@@ -49,7 +49,6 @@ COMMANDS = {
     "peers": "python -m bench.peers",
     "scales": "python -m bench.scales",
     "experiments/smollm2/index": "python -m bench.experiments.pages smollm2",
-    "at_a_glance": "python -m bench.at_a_glance",
 }
 #: Pages of tests: their commands have no ``--report-only``.
 TESTS = ("adapter_matrix", "every_family", "test_deep")
@@ -83,7 +82,7 @@ def command_of(page: str, report_only: bool, allow_dirty: bool) -> list[str]:
     words = [sys.executable if first == "python" else first, *rest]
     if first == "make":
         return [*words, *(["ALLOW_DIRTY=1"] if allow_dirty else [])]
-    words += ["--report-only"] if report_only and page != "at_a_glance" and page not in TESTS else []
+    words += ["--report-only"] if report_only and page not in TESTS else []
     return words + (["--allow-dirty"] if allow_dirty else [])
 
 

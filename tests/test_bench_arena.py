@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 import torch
 from torch import Tensor
 
-from bench import caches
+from bench import caches, provenance
 from bench.arena import __main__ as arena
 from bench.arena import numbers, run, tables
 from bench.arena.contenders import ABLATED, OURS, Subject, checked_bits, contenders, of_method
@@ -306,8 +306,8 @@ def test_long_passages_are_of_the_second_half_and_overlap_with_none(books: list[
 def test_a_run_from_the_command_line_goes_on_and_makes_its_page(
     start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "is_clean", lambda source: True)
-    monkeypatch.setattr(caches, "is_clean", lambda source: True)
+    for module in (provenance, run):
+        monkeypatch.setattr(module, "is_clean", lambda source: True)
     text = start()
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())
     assert str(tmp_path) not in text + json.dumps(value)

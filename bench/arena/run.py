@@ -16,8 +16,7 @@ from bench.arena.contenders import Contender
 from bench.arena.measure import Arena
 from bench.intervals import DENSE
 from bench.passages import HALVES
-from bench.provenance import is_clean
-from bench.real_model import digest
+from bench.provenance import digest, is_clean
 from grace_opt.hf import attention_implementation
 from grace_opt.sweep import Cell, Record, read_cell, run_sweep
 from grace_opt.sweep.measure import Function

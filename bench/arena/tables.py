@@ -28,7 +28,8 @@ from bench.report import small, table
 
 def methods(value: dict[str, Any], part: str, only: Sequence[str] | None = None) -> list[str]:
     """Return a row for every method, or for some, family by family."""
-    other = CHOSEN if told(value, part) != CHOSEN and numbers_of_chosen(value, part) else None
+    both = {one["half"] for one in value[part]} == set(BOTH)
+    other = CHOSEN if both else None
     head = ["method", "bits", "K", "V", "% of 16 bits", f"KL, half {told(value, part)}"]
     head += [f"KL, half {other}"] * (other is not None) + ["likeliest token equal", "ΔNLL", "seconds"]
     rows = []
@@ -43,11 +44,6 @@ def methods(value: dict[str, Any], part: str, only: Sequence[str] | None = None)
             row += [f"{mean(value, part, name, 'top1'):.1%}", f"{mean(value, part, name, 'nll'):+.4f}"]
             rows.append([*row, f"{mean(value, part, name, 'seconds'):.1f}"])
     return table(head, rows)
-
-
-def numbers_of_chosen(value: dict[str, Any], part: str) -> bool:
-    """Return whether half A was measured."""
-    return any(one["half"] == CHOSEN for one in value[part])
 
 
 def kinds(value: dict[str, Any]) -> list[str]:

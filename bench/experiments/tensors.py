@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from bench.experiments.registry import Settings
-from bench.material import BOOKS, books, model_path
+from bench.material import BOOKS, books, model_path, read_text
 from bench.pocket.corpus import Documents
-from bench.real_model import read_text
 from grace_opt.errors import GraceError, OptionError
 from grace_opt.hf import capture_attention
 from grace_opt.hf.models import POCKET_FOLDER, ModelError, disable_progress_bars, load_model
