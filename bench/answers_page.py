@@ -100,7 +100,8 @@ def _headline(lines: list[dict[str, Any]]) -> str:
         return "No smaller cache keeps nine of ten answers"
     least = min(enough, key=lambda line: line["K+V, 16 bit"])
     title = least["title"].replace("`", "")
-    return f"{title}: {least['right']} of {least['asked']} answers kept, in {least['K+V, 16 bit']:.0%} of the bytes"
+    kept = f"{least['right']} of {least['asked']}, in {least['K+V, 16 bit']:.0%} of the bytes"
+    return f"The smallest cache that keeps nine of ten answers: {title} ({kept})"
 
 
 def draw(figure: Any, value: dict[str, Any]) -> None:

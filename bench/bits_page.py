@@ -200,7 +200,7 @@ def _headline(value: dict[str, Any], half: str) -> str:
     near = few["kl"] <= int4["kl"]
     times = int4["kl"] / few["kl"] if near else few["kl"] / int4["kl"]
     return (
-        f"bits=2.25 is {times:.1f} times {'nearer to' if near else 'farther from'} the dense cache than int4, in "
+        f"bits=2.25 is {times:.1f} times {'nearer to' if near else 'farther from'} the dense cache than int4, with "
         f"{few['share']:.0%} of its bytes in place of {int4['share']:.0%}"
     )
 

@@ -175,7 +175,8 @@ def _draw_budgets(figure: Figure, value: dict[str, Any], equal: Any, heads: Any,
         bars.step(range(len(kept)), [statistics.fmean(row) for row in kept], where="mid", color=colour, label=label)
         for head in zip(*kept, strict=True):
             bars.plot(range(len(kept)), head, ".", color=colour, markersize=4)
-    bars.set_ylim(0, 1.02)
+    bars.set_ylim(0, 1.4)  # room for the legend
+    bars.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     bars.yaxis.set_major_formatter(lambda place, _: f"{place:.0%}")
     bars.set_xlabel("layer")
     bars.set_ylabel("tokens kept")

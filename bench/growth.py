@@ -150,7 +150,7 @@ def page(value: dict[str, Any]) -> Page:
         title="A long generation",
         picture="KL divergence from the dense cache's next-token distributions by tokens after the prompt, on a "
         "logarithmic scale: as generated, of coding alone, int4, and with all tokens as the prompt",
-        headline=f"After {count * WINDOW:,} more tokens, bits={BITS:g} has a KL of {last:.4f}, int4 one of {int4:.4f}",
+        headline=f"{count * WINDOW:,} tokens later, bits={BITS:g} has a KL of {last:.4f}, int4 one of {int4:.4f}",
         draw=lambda figure: _draw(figure, value),
         asked=f"What becomes of `bits={BITS:g}` while {count * WINDOW:,} tokens come after a prompt of "
         f"{value['prompt']:,}, on {value['model']}?",
@@ -210,7 +210,7 @@ def _draw(figure: Figure, value: dict[str, Any]) -> None:
     axes.set_yscale("log")
     axes.set_xlabel(f"tokens after a prompt of {value['prompt']:,}")
     axes.set_ylabel(f"KL, nats (means of {WINDOW})")
-    axes.legend()
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
 
 
 def of_texts(paths: Sequence[Path], tokenizer: Any, tokens: int) -> list[tuple[str, Tensor]]:

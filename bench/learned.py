@@ -33,7 +33,7 @@ from grace_opt.sweep import Interval, mean_interval, paired_interval
 
 LEARNED, CALIBRATED = "learned (`learn_masks`)", "calibrated, MIES"
 CALIBRATED_GRACE, PROMPT = "calibrated, GRACE", "per prompt, GRACE"
-_LOOKS = {LEARNED: (BLUE, "-"), CALIBRATED: (ORANGE, "-"), CALIBRATED_GRACE: (GREY, "-"), PROMPT: (GREEN, "--")}
+_LOOKS = {LEARNED: (BLUE, "-"), CALIBRATED: (ORANGE, "-"), CALIBRATED_GRACE: (GREY, ":"), PROMPT: (GREEN, "--")}
 #: Shares of the channels that are pruned.
 RATIOS = (0.5, 0.6, 0.7)
 Maker = Callable[[PreTrainedModel, list[Tensor], float, tuple[int, int]], ChannelMask]

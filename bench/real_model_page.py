@@ -63,7 +63,7 @@ def page(value: dict[str, Any]) -> Page:
         picture="Left: KL divergence from the dense cache's next-token distributions, by bytes of the cache; right: "
         "its difference between GRACE and THINK for each prompt",
         headline=f"By KL, {_verdict(differences, 'kl')}: GRACE − THINK is "
-        + " and ".join(f"{paired['kl'][0]:+.4f} nats at λ = {paired['ratio']:g}" for paired in differences),
+        + ", ".join(f"{paired['kl'][0]:+.4f} at λ = {paired['ratio']:g}" for paired in differences),
         draw=lambda figure: draw(figure, value),
         asked=f"At equal bytes, do the next-token distributions of {value['model']} stay nearer to those of a dense "
         "cache if GRACE chooses the channels, or if THINK does?",

@@ -240,7 +240,8 @@ def save(page: Page, path: Path) -> None:
         figure = Figure(figsize=(8, 3.6), layout="constrained")
         canvas = FigureCanvasAgg(figure)
         page.draw(figure)  # may change its size
-        figure.suptitle(fill(page.headline, int(11 * figure.get_figwidth())), fontsize=11)
+        lines = -(-len(page.headline) // int(12 * figure.get_figwidth()))
+        figure.suptitle(fill(page.headline, len(page.headline) // lines + 8), fontsize=11)  # lines of one length
         figure.set_dpi(130)
         with atomic_write(path) as name:
             canvas.print_png(name, metadata={"Software": None})  # savefig draws twice, for the same bytes

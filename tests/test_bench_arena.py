@@ -396,7 +396,7 @@ def test_what_cannot_be_measured_says_why(start, tmp_path: Path, monkeypatch: py
         with pytest.raises(SystemExit, match=message):
             start(*changes)
     model, _ = load_pocket()
-    monkeypatch.setattr(arena, "load_model", lambda where: (model, None))
+    monkeypatch.setattr(arena, "open_model", lambda args: (model, None, "pocket"))
     with pytest.raises(SystemExit, match="there is no tokenizer with it"):
         start()
 

@@ -48,7 +48,6 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
     def little(model: object, tokenizer: object, texts: Sequence[str] = (CALIBRATION,), **rest: object) -> object:
         return calibrate_basis(model, tokenizer, texts, **rest)
 
-    monkeypatch.setattr(bits, "calibrate_basis", little)
     monkeypatch.setattr(caches, "calibrate_basis", little)
     return run
 
@@ -168,7 +167,7 @@ def test_a_basis_is_made_once_for_a_commit(tmp_path: Path, monkeypatch: pytest.M
     model, tokenizer = load_pocket()
     basis, made = calibrate_basis(model, tokenizer, [CALIBRATION], end_to_end=False), []
     monkeypatch.setattr(caches, "calibrate_basis", lambda *given, **options: made.append(options) or basis)
-    source = {"commit": "0123456", "torch": "1", "transformers": "2"}
+    source = {"date": "2026-01-02", "commit": "0123456", "torch": "1", "transformers": "2"}
     file = tmp_path / "runs" / "basis.safetensors"
     for now, options, count in (
         (source, {}, 1),

@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
 
 from bench import learned, passages, provenance
-from bench.learned_page import CALIBRATED, LEARNED, PROMPT
+from bench.learned import CALIBRATED, LEARNED, PROMPT
 from bench.material import read_text
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
 

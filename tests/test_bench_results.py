@@ -125,7 +125,33 @@ def test_the_command_is_as_it_was_typed_without_folders_of_the_machine(monkeypat
 def page(value: dict) -> report.Page:
     """Say one number."""
     words, line = f"It took {value['seconds']} s.", [0, value["seconds"]]
-    return report.Page("Seconds", "A line", lambda figure: figure.subplots().plot(line), "?", words, ".")
+    draw = lambda figure: figure.subplots().plot(line)  # noqa: E731
+    return report.Page("Seconds", "A line", "Three seconds", draw, "?", words, ".")
+
+
+def test_records_count_for_their_settings_and_a_clean_commit_alone(tmp_path: Path) -> None:
+    """Those of changed files counted for answers and texts of a real model, as their commit and its plus were the same."""
+    path, beside, made = tmp_path / "runs" / "one.json", tmp_path / "runs" / "one.txt", []
+
+    def measure() -> dict:
+        beside.write_text("")
+        made.append(1)
+        return {"kl": len(made)}
+
+    for settings, source, count in (
+        ({"rows": (1, 2)}, CLEAN, 1),
+        ({"rows": (1, 2)}, CLEAN | {"date": "2026-01-03"}, 1),
+        ({"rows": (1, 3)}, CLEAN, 2),
+        ({"rows": (1, 3)}, CLEAN | {"commit": "7654321"}, 3),
+        ({"rows": (1, 3)}, CLEAN | {"commit": "7654321+"}, 4),
+        ({"rows": (1, 3)}, CLEAN | {"commit": "7654321+"}, 5),
+    ):
+        assert provenance.recorded(path, settings, source, measure, beside)["kl"] == count
+    assert provenance.recorded(path, {"rows": (1, 3)}, CLEAN, measure)["kl"] == 6
+    path.write_text("{")
+    assert provenance.recorded(path, {"rows": (1, 3)}, CLEAN, measure)["date"] == "2026-01-02"
+    beside.unlink()
+    assert provenance.recorded(path, {"rows": (1, 3)}, CLEAN, measure, beside)["kl"] == 8
 
 
 @pytest.mark.slow
