@@ -164,20 +164,17 @@ def measure_passages(
 
 
 def long_passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int = 0) -> list[Passage]:
-    """Return passages of the sources that are long enough: one for half B, one for half A where they do not overlap.
+    """Return a passage for half B of every source that is long enough, as generated ones always are.
 
-    That of half B begins at `STARTS`, or as much earlier as it must, but in the second half of the source. Generated
-    sources are always long enough.
+    It begins at `STARTS`, or as much earlier as it must, but in the second half of the source.
     """
     found = []
     for kind, name, text in sources(texts, tokens, seed):
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
         count = ids.shape[1]
-        first, second = int(STARTS["A"] * count), min(int(STARTS["B"] * count), count - tokens)
-        if 2 * second < count:
-            continue
-        places = {"A": first, "B": second} if first + tokens <= second else {"B": second}
-        found += [Passage(kind, name, half, ids[:, at : at + tokens]) for half, at in places.items()]
+        at = min(int(STARTS["B"] * count), count - tokens)
+        if 2 * at >= count:
+            found.append(Passage(kind, name, "B", ids[:, at : at + tokens]))
     return found
 
 

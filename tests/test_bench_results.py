@@ -130,7 +130,7 @@ def page(value: dict) -> report.Page:
 
 
 def test_records_count_for_their_settings_and_a_clean_commit_alone(tmp_path: Path) -> None:
-    """Those of changed files counted for answers and texts of a real model, as their commit and its plus were the same."""
+    """Those of changed files counted for answers and texts of a real model, whose commit and its plus were the same."""
     path, beside, made = tmp_path / "runs" / "one.json", tmp_path / "runs" / "one.txt", []
 
     def measure() -> dict:

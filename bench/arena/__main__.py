@@ -49,9 +49,6 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--questions", type=Path, default=DEFAULT, help="TOML; default: bench/questions.toml")
     parser.add_argument("--tokens", type=int, default=2048, help="of a passage (default %(default)s)")
     parser.add_argument("--long", type=int, default=7168, help="of a long passage; 0 for none (default %(default)s)")
-    parser.add_argument(
-        "--long-halves", choices=("B", "AB"), default="B", help="halves of long passages (default %(default)s)"
-    )
     parser.add_argument("--later", type=int, default=256, help="of these, fed after the prompt (default %(default)s)")
     parser.add_argument("--cases", type=int, default=52, help="hidden words (default %(default)s)")
     parser.add_argument("--context", type=int, default=1600, help="tokens around a hidden word (default %(default)s)")
@@ -103,12 +100,11 @@ def main(given: Sequence[str] | None = None) -> None:
                 f"--tokens {args.tokens} --long {args.long} --context {args.context} --chat {args.chat}: this model's "
                 f"context has {context}, of which a question takes up to {ASKED} and an answer {args.new_tokens}"
             )
-        some = 2 if args.quick else None
-        short = passages(texts, tokenizer, args.tokens)[:some]
-        every = long_passages(texts, tokenizer, args.long) if args.long else []
-        long = [one for one in every if one.half in args.long_halves][: 1 if args.quick else None]
-        asked = cases(texts, tokenizer, min(args.cases, 4) if args.quick else args.cases, args.context)
-        chat = [prompts(text, tokenizer, args.chat) for text in (sets[:1] if args.quick else sets)]
+        few = (2, 1, 4, 1) if args.quick else (None,) * 4
+        short = passages(texts, tokenizer, args.tokens)[: few[0]]
+        long = (long_passages(texts, tokenizer, args.long) if args.long else [])[: few[1]]
+        asked = cases(texts, tokenizer, args.cases, args.context)[: few[2]]
+        chat = [prompts(text, tokenizer, args.chat) for text in sets[: few[3]]]
         file = args.runs / "basis.safetensors"
         basis, seconds = calibrated(model, tokenizer, file, source)
         subject = Subject(model, basis, file)

@@ -47,11 +47,6 @@ class Settings:
     options: Any
 
 
-def nothing(settings: Settings) -> str:
-    """An experiment that needs nothing: it can run everywhere."""
-    return ""
-
-
 @dataclass(frozen=True)
 class Experiment:
     """One table or figure.
@@ -88,7 +83,7 @@ class Experiment:
     cells: Callable[[Settings], Sequence[dict[str, Any]]]
     run: Callable[[dict[str, Any]], list[dict[str, Any]]]
     views: Callable[[Settings], Sequence[Table | Plot]]
-    needs: Callable[[Settings], str] = nothing
+    needs: Callable[[Settings], str] = lambda settings: ""
 
     def __post_init__(self) -> None:
         if sorted(self.sizes) != sorted(SIZES):

@@ -59,13 +59,7 @@ def page(value: dict[str, Any]) -> Page:
         picture="Mean score of each cache over all cases",
         headline=f"By RULER's rules, smaller caches score {min(gains):+.1f} to {max(gains):+.1f} points beside the "
         f"dense one's {dense:.1f}",
-        draw=lambda figure: bars(
-            figure.subplots(),
-            [title.replace("`", "") for title in caches.values()],
-            [statistics.fmean(scores(value, name)) for name in caches],
-            [f"{statistics.fmean(scores(value, name)):.1f}" for name in caches],
-            [BLUE if name.startswith("bits-") else BLACK for name in caches],
-        ),
+        draw=lambda figure: _draw(figure, value, caches),
         asked=f"What does {value['model']} lose of its scores by RULER's published rules if its cache is smaller, and "
         "the question comes after it was compressed?",
         found=f"Of the dense cache's {dense:.1f} points: {lost}.",
@@ -81,6 +75,14 @@ def page(value: dict[str, Any]) -> Page:
         ],
         details=[("How it is counted", _counted(value))],
     )
+
+
+def _draw(figure: Any, value: Value, caches: Mapping[str, str]) -> None:
+    axes, means = figure.subplots(), [statistics.fmean(scores(value, name)) for name in caches]
+    colours = [BLUE if name.startswith("bits-") else BLACK for name in caches]
+    bars(axes, [title.replace("`", "") for title in caches.values()], means, [f"{one:.1f}" for one in means], colours)
+    axes.set_xlim(0, 1.08 * max(*means, 1))
+    axes.set_xlabel("score, mean over all cases")
 
 
 def _counted(value: Value) -> list[str]:
