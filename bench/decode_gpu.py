@@ -251,8 +251,8 @@ def page(value: dict[str, Any]) -> Page:
     return Page(
         title="Decoding from 2.25 bits on a GPU",
         picture="Bars: time of attention over codes divided by that of the fastest dense one, by tokens and prompts",
-        headline=f"On a GPU, attention over codes takes {last[3]} times as long as the fastest dense one with "
-        f"{last[0]} tokens, a whole step with {steps[-1][0]} {steps[-1][3]} times",
+        headline=f"On a GPU, attention over codes takes {last[3]} times as long as the fastest dense one ({last[0]} "
+        f"tokens), and a whole step {steps[-1][3]} times ({steps[-1][0]})",
         draw=lambda figure: _draw(figure, [*rows, *([f"whole step,\n{row[0]}", *row[1:]] for row in steps)]),
         asked=f"How long does attention take on a GPU with `bits={BITS:g}`, whose codes are read where they lie, "
         "beside dense attention?",
