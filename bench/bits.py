@@ -52,9 +52,9 @@ from grace_opt.hf import (
     calibrate_basis,
     capture_attention,
 )
-from grace_opt.hf.evaluation import ask, compare_predictions, next_token_log_probs, stored_bits
-from grace_opt.hf.filling import dense_cache, filled
 from grace_opt.hf.models import disable_progress_bars, load_model
+from grace_opt.hf.tools.evaluation import ask, compare_predictions, next_token_log_probs, stored_bits
+from grace_opt.hf.tools.filling import dense_cache, filled
 
 ROOT = Path(__file__).parent.parent
 #: So large that no later token is compressed.

@@ -61,7 +61,7 @@ def calls() -> list[Callable[[], Any]]:
     """Return what each case runs; made once per process."""
     import grace_opt
     from bench.decode_bits import coded_layer
-    from grace_opt.hf.bits.in_place import attention_in_place
+    from grace_opt.hf.stores.coded.in_place import attention_in_place
 
     generator = torch.Generator().manual_seed(0)
     G = torch.randn(64, 128, 128, generator=generator)
@@ -85,8 +85,8 @@ def calls() -> list[Callable[[], Any]]:
 
 def decoding(generator: torch.Generator, query_heads: int, heads: int, width: int, tokens: int) -> Callable[[], Any]:
     """One step over 60 % fewer key channels: by the compiled loops or, where they are off, by torch."""
-    from grace_opt.kernels.decode import kernel_for
-    from grace_opt.kernels.decode.reference import attention
+    from grace_opt.kernels.cache.decode import kernel_for
+    from grace_opt.kernels.cache.decode.reference import attention
 
     kept, recent = width - -(-width * 3 // 5), 32
     index = torch.rand(1, heads, width, generator=generator).argsort(-1)[..., :kept].sort(-1).values

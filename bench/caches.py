@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from bench.provenance import is_clean, write_json
 from bench.real_model import digest, read_record
 from grace_opt.hf import CalibratedBasis, calibrate_basis
-from grace_opt.hf.evaluation import StoredBits
+from grace_opt.hf.tools.evaluation import StoredBits
 
 #: First and last tokens of a prompt that stay dense, in every row.
 SINKS, WINDOW = 4, 32

@@ -34,10 +34,10 @@ from bench.real_model import digest
 from bench.report import BLUE, GREEN, ORANGE, Page, add_options, read_results, table, write_results
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import CompressedCache, attention_implementation, calibrate_basis, capture_attention
-from grace_opt.hf.bits import calibrate
-from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
-from grace_opt.hf.filling import dense_cache, filled
+from grace_opt.hf.bases import calibrate
 from grace_opt.hf.models import disable_progress_bars, load_model
+from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs
+from grace_opt.hf.tools.filling import dense_cache, filled
 
 BITS = 2.25
 

@@ -63,10 +63,10 @@ from bench.report import (
 )
 from bench.wheel import KINDS
 from grace_opt.hf import CapturedAttention, CompressedCache, Quantization, attention_implementation, capture_attention
-from grace_opt.hf.bits.basis import Basis
-from grace_opt.hf.bits.in_place import attention_in_place
-from grace_opt.hf.filling import dense_cache, filled
+from grace_opt.hf.bases.basis import Basis
 from grace_opt.hf.models import disable_progress_bars, load_model
+from grace_opt.hf.stores.coded.in_place import attention_in_place
+from grace_opt.hf.tools.filling import dense_cache, filled
 from grace_opt.kernels._shared.lanes import FEATURES
 from grace_opt.kernels._shared.switches import LLVM, is_off
 

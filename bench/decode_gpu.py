@@ -36,9 +36,9 @@ from bench.machine import MODELS, copy_bandwidth
 from bench.provenance import require_clean
 from bench.report import BLACK, BLUE, SKY, Page, add_options, read_results, table, write_results
 from grace_opt.hf import CapturedAttention, CompressedCache, attention_implementation
-from grace_opt.hf.bits.basis import Basis
-from grace_opt.hf.bits.in_place import attention_in_place
-from grace_opt.hf.filling import filled
+from grace_opt.hf.bases.basis import Basis
+from grace_opt.hf.stores.coded.in_place import attention_in_place
+from grace_opt.hf.tools.filling import filled
 
 MODEL = MODELS["llama3-8b"]
 #: Tokens and prompts of one layer, and of whole steps.

@@ -43,12 +43,12 @@ from grace_opt.hf import (
     attention_implementation,
     capture_attention,
 )
-from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
-from grace_opt.hf.eviction import TokenEviction
-from grace_opt.hf.filling import dense_cache, filled
-from grace_opt.hf.kept_tokens import kept_tokens
+from grace_opt.hf.evict.eviction import TokenEviction
+from grace_opt.hf.evict.kept_tokens import kept_tokens
 from grace_opt.hf.models import disable_progress_bars, load_model
-from grace_opt.hf.recording import CapturedAttention
+from grace_opt.hf.models.recording import CapturedAttention
+from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs
+from grace_opt.hf.tools.filling import dense_cache, filled
 from grace_opt.objective import evaluate
 
 #: Shares of the prompt's tokens that are kept, and number of last tokens that stay in any case.

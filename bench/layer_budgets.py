@@ -40,13 +40,13 @@ from grace_opt.hf import (
     LayerLosses,
     SnapKV,
     attention_implementation,
-    calibrate_eviction,
     capture_attention,
 )
-from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
-from grace_opt.hf.filling import dense_cache, filled
+from grace_opt.hf.calibrate import budgets as calibrate_eviction
+from grace_opt.hf.evict.token_budget import Budget
 from grace_opt.hf.models import disable_progress_bars, load_model
-from grace_opt.hf.token_budget import Budget
+from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs
+from grace_opt.hf.tools.filling import dense_cache, filled
 
 #: Share of the tokens that is kept where steps are timed, and the number of steps.
 STEP_SHARE, ROUNDS = 0.25, 25

@@ -29,9 +29,9 @@ from bench.real_model import digest, read_record
 from bench.report import read_results, write_results
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.hf import CompressedCache, attention_implementation, calibrate, capture_attention, learn_masks
-from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
-from grace_opt.hf.filling import dense_cache, filled
 from grace_opt.hf.models import disable_progress_bars, load_model
+from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs
+from grace_opt.hf.tools.filling import dense_cache, filled
 
 ROOT = Path(__file__).parent.parent
 #: Shares of the channels that are pruned.

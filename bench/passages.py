@@ -25,7 +25,7 @@ from typing import Any
 from torch import Tensor
 
 from bench.real_model import read_text
-from grace_opt.hf.needle import CITIES, filler
+from grace_opt.hf.tools.needle import CITIES, filler
 
 HALVES = ("A", "B")
 #: Where the passage of each half begins, as a share of its source.

@@ -37,12 +37,12 @@ from bench.provenance import require_clean
 from bench.report import BLACK, BLUE, GREEN, ORANGE, Page, add_options, read_results, small, table, write_results
 from grace_opt.attention.provider import DEFAULT_RATIO
 from grace_opt.hf import CompressedCache, TopTokens, attention_implementation, capture_attention
-from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
-from grace_opt.hf.filling import dense_cache, filled
 from grace_opt.hf.models import disable_progress_bars, load_model
-from grace_opt.hf.reading import attention as reading
-from grace_opt.kernels.decode.reference import attention as whole_attention
-from grace_opt.kernels.reading import Few, Stored, reference_for
+from grace_opt.hf.stores.channels import reading as reading
+from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs
+from grace_opt.hf.tools.filling import dense_cache, filled
+from grace_opt.kernels.cache.decode.reference import attention as whole_attention
+from grace_opt.kernels.cache.reading import Few, Stored, reference_for
 from grace_opt.sweep import mean_interval
 
 #: Tokens of the passages, of what is fed, and of that part of it whose unread attention is measured.

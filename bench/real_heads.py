@@ -1,7 +1,7 @@
 """Objectives and certified gaps on the heads of a trained model: ``python -m bench.real_heads``.
 
 A text is read once by SmolLM2-135M-Instruct; each KV head gives one interaction matrix W, from the last queries and all
-keys (`grace_opt.hf.recording`). The weights and the text are fetched where they are missing (`bench.material`).
+keys (`grace_opt.hf.models.recording`). The weights and the text are fetched where they are missing (`bench.material`).
 ``--model`` and ``--text`` take others; ``--instances FILE`` takes matrices (heads, n, n) that there are already, as
 .npz, .npy or .safetensors. Writes docs/results/real_heads.{json,md,png}; with ``--save FILE`` only the matrices.
 

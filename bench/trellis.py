@@ -36,9 +36,9 @@ from bench.real_model import digest, read_text
 from bench.report import BLUE, ORANGE, Page, add_options, read_results, table, write_results
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import CompressedCache, attention_implementation, capture_attention
-from grace_opt.hf.evaluation import ask, compare_predictions, next_token_log_probs, stored_bits
-from grace_opt.hf.filling import dense_cache, filled
 from grace_opt.hf.models import disable_progress_bars, load_model
+from grace_opt.hf.tools.evaluation import ask, compare_predictions, next_token_log_probs, stored_bits
+from grace_opt.hf.tools.filling import dense_cache, filled
 from grace_opt.sweep import mean_interval
 
 ROOT = Path(__file__).parent.parent

@@ -33,10 +33,10 @@ from bench.real_model import digest
 from bench.report import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, Page, add_options, read_results, table, write_results
 from grace_opt.hf import tune
 from grace_opt.hf.models import disable_progress_bars, load_model
-from grace_opt.hf.tune import Target
-from grace_opt.hf.tune.candidates import default_candidates
-from grace_opt.hf.tune.recommend import choose
-from grace_opt.hf.tune.windows import LATER
+from grace_opt.hf.tools.tune import Target
+from grace_opt.hf.tools.tune.candidates import default_candidates
+from grace_opt.hf.tools.tune.recommend import choose
+from grace_opt.hf.tools.tune.windows import LATER
 from grace_opt.sweep import mean_interval
 
 ROOT = Path(__file__).parent.parent

@@ -25,7 +25,7 @@ from ._util.progress import progress_bar
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, ProblemError, UnknownSolverError
 from .kernels._shared.limits import SMALL
-from .kernels.columns.source import ColumnWeights
+from .kernels.solve.columns.source import ColumnWeights
 from .problem import Problem, Reduction, SparseWeights
 from .registry import MethodOptions, SolverSpec
 from .registry.result_checks import bound_within_rounding

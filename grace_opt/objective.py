@@ -10,13 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .kernels.exchange.reference import row_sums as row_sums
-from .kernels.exchange.reference import swap_costs as swap_costs
-from .kernels.indices import indices_from_mask as indices_from_mask
-from .kernels.indices import mask_from_indices as mask_from_indices
-from .kernels.objective import magnitude as magnitude
-from .kernels.objective import objective as one_per_instance
-from .kernels.weights import Weights
+from .kernels.solve.exchange.reference import row_sums as row_sums
+from .kernels.solve.exchange.reference import swap_costs as swap_costs
+from .kernels.solve.indices import indices_from_mask as indices_from_mask
+from .kernels.solve.indices import mask_from_indices as mask_from_indices
+from .kernels.solve.objective import magnitude as magnitude
+from .kernels.solve.objective import objective as one_per_instance
+from .kernels.solve.weights import Weights
 
 
 def evaluate(W: Tensor | Weights, mask: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ import torch
 
 from grace_opt import objective, registry
 from grace_opt.errors import OptionError
-from grace_opt.kernels.annealing.moves import DenseMoves, SparseMoves
+from grace_opt.kernels.solve.annealing.moves import DenseMoves, SparseMoves
 from grace_opt.parallel import map_in_threads
 from grace_opt.problem import Problem, SparseWeights
 from grace_opt.registry import check_fields, integer, number, register_solver

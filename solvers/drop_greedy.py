@@ -23,10 +23,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from grace_opt.kernels.columns.reference import greedy
-from grace_opt.kernels.columns.source import ColumnWeights
-from grace_opt.kernels.greedy import cost_path, greedy_order, removal_scores
-from grace_opt.kernels.sparse import greedy as sparse_greedy
+from grace_opt.kernels.solve.columns.reference import greedy
+from grace_opt.kernels.solve.columns.source import ColumnWeights
+from grace_opt.kernels.solve.greedy import cost_path, greedy_order, removal_scores
+from grace_opt.kernels.solve.sparse import greedy as sparse_greedy
 from grace_opt.objective import mask_from_indices
 from grace_opt.problem import Problem, SparseWeights
 from grace_opt.registry import check_fields, flag, register_solver

@@ -5,7 +5,7 @@ Maths: exchanging i ∈ S for j ∉ S changes f by :math:`W_{ii} - 2 s_i + W_{jj
 exchange. Complexity O(n²) per step. Compiled on the CPU; on a GPU, for n up to 256, all steps run in one launch of a
 Triton kernel. For sparse W, a step costs about the degrees of its two vertices, and with weights above 0 those of their
 neighbours, times log n. Guarantee: a verified 1-swap-local optimum, never worse than its start: no exchange improves f
-by more than the rounding error of its own two vertices' weights with S (`grace_opt.kernels.exchange.rounding`),
+by more than the rounding error of its own two vertices' weights with S (`grace_opt.kernels.solve.exchange.rounding`),
 whatever the other weights are. On W in factors with more than some thousand vertices, exchanges are made among some
 promising ones at a time; the promise is the same, up to the rounding error of f itself. Good after MIES: it improves
 most of greedy's non-optimal answers on attention's W.
@@ -28,12 +28,12 @@ from grace_opt.errors import OptionError
 from grace_opt.kernels._shared.dispatch import use_triton
 from grace_opt.kernels._shared.limits import LARGEST_ON_CHIP
 from grace_opt.kernels._shared.threads import split_batch
-from grace_opt.kernels.columns.reference.exchange import ACCEPTING, BEGINNING, ExchangeState, window_size
-from grace_opt.kernels.columns.source import ColumnWeights
-from grace_opt.kernels.exchange import KERNEL, reference
-from grace_opt.kernels.exchange.rounding import REFRESH, tolerance
-from grace_opt.kernels.sparse.exchange import Exchanges
-from grace_opt.kernels.sparse.pace import Pace
+from grace_opt.kernels.solve.columns.reference.exchange import ACCEPTING, BEGINNING, ExchangeState, window_size
+from grace_opt.kernels.solve.columns.source import ColumnWeights
+from grace_opt.kernels.solve.exchange import KERNEL, reference
+from grace_opt.kernels.solve.exchange.rounding import REFRESH, tolerance
+from grace_opt.kernels.solve.sparse.exchange import Exchanges
+from grace_opt.kernels.solve.sparse.pace import Pace
 from grace_opt.problem import Problem, SparseWeights
 from grace_opt.registry import check_fields, integer, register_solver
 from grace_opt.run import Run
@@ -89,7 +89,7 @@ def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Sol
     if isinstance(problem.W, ColumnWeights):
         return _by_columns(problem, problem.W, mask, options.max_steps, run)
     if use_triton(KERNEL, mask.device, _unsupported_reason(problem, options, run)):
-        from grace_opt.kernels.exchange.gpu import swap_refine
+        from grace_opt.kernels.solve.exchange.gpu import swap_refine
 
         return SolverResult(swap_refine(problem.W, mask, problem.candidates, torch.iinfo(torch.int32).max))
     if mask.device.type == "cpu":
@@ -124,7 +124,7 @@ def _open(problem: Problem, mask: Tensor, active: Tensor, limit: Tensor, run: Ru
 
 def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> SolverResult:
     """Run the compiled loop on the CPU: many steps of an instance at once, checking the clock now and then."""
-    from grace_opt.kernels.exchange.cpu import improve
+    from grace_opt.kernels.solve.exchange.cpu import improve
 
     W, n = problem.W.contiguous().numpy(), problem.n
     chosen, candidates = mask.contiguous().numpy().copy(), problem.candidates.contiguous().numpy()

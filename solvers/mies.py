@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import torch
 
-from grace_opt.kernels.columns.reference import greedy
-from grace_opt.kernels.columns.source import ColumnWeights
-from grace_opt.kernels.greedy import cost_path, first_scores, greedy_order
-from grace_opt.kernels.sparse import greedy as sparse_greedy
+from grace_opt.kernels.solve.columns.reference import greedy
+from grace_opt.kernels.solve.columns.source import ColumnWeights
+from grace_opt.kernels.solve.greedy import cost_path, first_scores, greedy_order
+from grace_opt.kernels.solve.sparse import greedy as sparse_greedy
 from grace_opt.objective import mask_from_indices
 from grace_opt.problem import Problem, SparseWeights
 from grace_opt.registry import check_fields, flag, register_solver

@@ -24,7 +24,7 @@ from torch import Tensor
 from grace_opt import bounds, objective, registry
 from grace_opt.bounds.qcr import LARGEST_RELAXED, SECONDS_PER_CUBE
 from grace_opt.bounds.sparse import least_seconds
-from grace_opt.kernels.columns.source import ColumnWeights
+from grace_opt.kernels.solve.columns.source import ColumnWeights
 from grace_opt.problem import Problem, SparseWeights
 from grace_opt.registry import check_fields, choice, integer, register_solver
 from grace_opt.run import Run

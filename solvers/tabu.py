@@ -26,10 +26,10 @@ from torch import Tensor
 from grace_opt import objective
 from grace_opt.errors import OptionError
 from grace_opt.kernels._shared.limits import FEW_EXCHANGED
-from grace_opt.kernels.columns.reference.exchange import ACCEPTING, BEGINNING, ExchangeState, window_size
-from grace_opt.kernels.columns.source import ColumnWeights
-from grace_opt.kernels.sparse.pace import Pace
-from grace_opt.kernels.sparse.tabu import ELITE_SETS, TabuSearch
+from grace_opt.kernels.solve.columns.reference.exchange import ACCEPTING, BEGINNING, ExchangeState, window_size
+from grace_opt.kernels.solve.columns.source import ColumnWeights
+from grace_opt.kernels.solve.sparse.pace import Pace
+from grace_opt.kernels.solve.sparse.tabu import ELITE_SETS, TabuSearch
 from grace_opt.parallel import map_in_threads
 from grace_opt.problem import Problem, SparseWeights
 from grace_opt.registry import check_fields, integer, register_solver
@@ -195,7 +195,7 @@ class _Search:
 
     def advance(self) -> None:
         """Search for one slice."""
-        from grace_opt.kernels.tabu import cpu as compiled
+        from grace_opt.kernels.solve.tabu import cpu as compiled
 
         if not len(self.top):
             self.top, self.heavy = np.empty((2, len(self.free)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from grace_opt.kernels.greedy import first_scores
+from grace_opt.kernels.solve.greedy import first_scores
 from grace_opt.objective import mask_from_indices
 from grace_opt.problem import Problem
 from grace_opt.registry import NoOptions, register_solver

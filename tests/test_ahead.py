@@ -20,7 +20,7 @@ from grace_opt import kernels
 from grace_opt.kernels import operations
 from grace_opt.kernels._shared import ahead, lanes
 from grace_opt.kernels._shared.operation import Compiled
-from grace_opt.kernels.received.cpu import add_received_at as function
+from grace_opt.kernels.cache.received.cpu import add_received_at as function
 from tests import starter
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +33,7 @@ CALL = """
 from grace_opt import kernels
 from grace_opt.kernels import received
 from grace_opt.kernels._shared import compiling
-from grace_opt.kernels.received.cpu import add_received_at
+from grace_opt.kernels.cache.received.cpu import add_received_at
 compiling.SECONDS_BEFORE_LINE = 300.0
 right = received.OPERATION.cpu.trial()
 print(right, "brought" if add_received_at._compiled is None else "compiled", kernels.explain().machine_code or "-")

@@ -24,7 +24,7 @@ from grace_opt.allocation.problem import unscale
 from grace_opt.allocation.sums import EPS, exact_sum, running_sums
 from grace_opt.kernels import steps
 from grace_opt.kernels._shared.threads import always_compiled
-from grace_opt.kernels.objective.reference import paired_sums
+from grace_opt.kernels.solve.objective.reference import paired_sums
 from tests import oracle
 
 WANTED = int(os.environ.get("GRACE_TEST_INSTANCES", "3000")) // 10

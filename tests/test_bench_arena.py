@@ -29,9 +29,9 @@ from bench.passages import cases, long_passages, passages
 from bench.questions import Fact, Text, prompts
 from grace_opt.errors import EvaluationError
 from grace_opt.hf import CompressedCache, attention_implementation, calibrate_basis
-from grace_opt.hf.evaluation import compare_predictions
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
-from grace_opt.hf.needle import fact, filler, question
+from grace_opt.hf.tools.evaluation import compare_predictions
+from grace_opt.hf.tools.needle import fact, filler, question
 
 CALIBRATION = " ".join(filler(random.Random(number)) for number in range(150))
 PASSWORDS = {"Rome": "amber fox", "Oslo": "jade whale", "Lima": "ivory panda"}

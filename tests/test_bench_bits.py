@@ -22,7 +22,7 @@ from bench.bits_variants import VARIANTS
 from bench.passages import WORDS, cases, passages
 from bench.real_model import read_text
 from grace_opt.hf import CompressedCache, attention_implementation, calibrate_basis, capture_attention
-from grace_opt.hf.bits import importance
+from grace_opt.hf.bases import importance
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
 
 CALIBRATION = "the quiet river runs past a late singer . the old baker took the bell near the mill . " * 8

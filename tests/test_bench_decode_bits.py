@@ -11,8 +11,8 @@ from bench import decode_bits
 from bench.decode_bits import BEFORE, CODED, COPIES, DENSE, NOTHING, OURS, PEER
 from bench.report import RESULTS, read_results, write_results
 from grace_opt.hf import calibrate_basis
-from grace_opt.hf.bits.in_place import attention_in_place
 from grace_opt.hf.models import load_pocket
+from grace_opt.hf.stores.coded.in_place import attention_in_place
 
 
 @pytest.fixture(scope="module")

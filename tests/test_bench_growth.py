@@ -14,8 +14,8 @@ pytest.importorskip("matplotlib")
 
 from bench import caches, growth
 from grace_opt.hf import calibrate_basis
-from grace_opt.hf.bits import waiting as waits
 from grace_opt.hf.models import POCKET_FOLDER
+from grace_opt.hf.stores.coded import waiting as waits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,7 +18,7 @@ from bench.arena.prompt import Classes, classes_of
 from bench.arena.stored import Layer, Stored, between, in_16_bits
 from grace_opt.errors import CalibrationError, OptionError
 from grace_opt.hf import CalibratedBasis
-from grace_opt.hf.bits.basis import identity_basis, joint_basis
+from grace_opt.hf.bases.basis import identity_basis, joint_basis
 
 HEADS, GROUP, WIDTH, DEPTH, OUT = 2, 2, 64, 32, 24
 #: 67 of the tokens are coded: two groups of 32, and one of 3.

@@ -16,7 +16,7 @@ from bench import caches
 from bench import tune as bench_tune
 from grace_opt.hf import CacheConfig, calibrate_basis
 from grace_opt.hf.models import POCKET_FOLDER
-from grace_opt.hf.tune import Candidate, measuring
+from grace_opt.hf.tools.tune import Candidate, measuring
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -21,7 +21,7 @@ from grace_opt.kernels._shared.brought import BroughtLoop
 from grace_opt.kernels._shared.jit import Loop, jit
 from grace_opt.kernels._shared.table_function import table_function
 from grace_opt.kernels._shared.threads import CALLED
-from grace_opt.kernels.relaxation import cpu as relaxation
+from grace_opt.kernels.solve.relaxation import cpu as relaxation
 
 
 class Inner(NamedTuple):

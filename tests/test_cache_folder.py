@@ -29,14 +29,14 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Compiles one small loop, in less than a second.
 EVALUATE = """
 import numpy as np, torch, grace_opt
-from grace_opt.kernels.objective.cpu import objective
+from grace_opt.kernels.solve.objective.cpu import objective
 W = torch.ones(1200, 1200)
 print("f =", float(grace_opt.objective.evaluate(W, torch.arange(1200) < 3)))
 """
 ANSWER = "f = 9.0"
 #: Compiles another.
 LARGEST = """
-from grace_opt.kernels.extremes.cpu import largest_row
+from grace_opt.kernels.solve.extremes.cpu import largest_row
 print("row", largest_row(np.diag(np.arange(3.0))))
 """
 FOUND = "row [0. 0. 2.]"
@@ -45,7 +45,7 @@ FOUND = "row [0. 0. 2.]"
 #: Errors are empty on a busy machine, too, where compiling takes long enough for a line that says so.
 PATIENT = "from grace_opt.kernels._shared import compiling\ncompiling.SECONDS_BEFORE_LINE = 300.0\n"
 #: A function that C calls; the one that takes the least time to compile.
-FOR_C = "from grace_opt.kernels.received.cpu import add_received_at as for_c"
+FOR_C = "from grace_opt.kernels.cache.received.cpu import add_received_at as for_c"
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_two_processes_at_once_and_files_that_took_each_others_names(
     env = environment(sources, NUMBA_CACHE_DIR=str(tmp_path))
     code = """
 import sys, numpy as np
-from grace_opt.kernels.objective.cpu import objective
+from grace_opt.kernels.solve.objective.cpu import objective
 f, W, mask = np.zeros(1), np.arange(9).reshape(1, 3, 3), np.ones((1, 3), bool)
 objective(W.astype(sys.argv[1]), mask, f, f.copy(), f.copy())
 print(f[0])

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from bench import wheel
 from grace_opt.errors import CacheError
-from grace_opt.hf.bits.codebooks import EVEN_WIDTH, WIDTHS, codebook, trellis_codebook
-from grace_opt.hf.bits.codes import Codes, Part, encode, stacked
+from grace_opt.hf.bases.codebooks import EVEN_WIDTH, WIDTHS, codebook, trellis_codebook
+from grace_opt.hf.stores.coded.codes import Codes, Part, encode, stacked
 from grace_opt.kernels._shared.lanes import FEATURES
 from grace_opt.kernels._shared.switches import OPENMP
-from grace_opt.kernels.coded import CodedSequence, forms, host
-from grace_opt.kernels.coded.table import COLUMNS, runs, table_of, units_of
+from grace_opt.kernels.cache.coded import CodedSequence, forms, host
+from grace_opt.kernels.cache.coded.table import COLUMNS, runs, table_of, units_of
 from tests import children
 
 BOOKS, TRELLIS_BOOKS = codebook(torch.device("cpu")), trellis_codebook(torch.device("cpu"))
@@ -242,7 +242,7 @@ def test_processors_that_cannot_transpose_bits_read_the_same_numbers(width):
     """Other tests read these widths as this processor does best."""
     import numba
 
-    from grace_opt.kernels.coded.cpu import products
+    from grace_opt.kernels.cache.coded.cpu import products
 
     add = products.adding(width, products.of_channel, transposing=False)
 
@@ -360,7 +360,7 @@ def guarded(features: str | None, octets: bool, others: bool, folder: str) -> No
     assert test_coded.one_case(900).error() <= 1
     assert test_coded.one_case(900, trellis=True).error() <= 1
     if others:  # other loops that read codes, or make arrays as these do
-        from grace_opt.kernels import heads, received
+        from grace_opt.kernels.cache import heads, received
 
         assert heads.OPERATION.cpu.trial()
         assert received.OPERATION.cpu.trial()

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from grace_opt.errors import CacheError
-from grace_opt.hf.pruned_attention import pruned_attention
-from grace_opt.hf.storage import Compressed
-from grace_opt.kernels.decode import host as decode
-from grace_opt.kernels.decode.packed import PLANE, SCALE, STEP, ZERO, PackedKeys, PackedValues
+from grace_opt.hf.stores.channels.attention import pruned_attention
+from grace_opt.hf.stores.channels.storage import Compressed
+from grace_opt.kernels.cache.decode import host as decode
+from grace_opt.kernels.cache.decode.packed import PLANE, SCALE, STEP, ZERO, PackedKeys, PackedValues
 from tests import oracle
 from tests.packed import packed_keys, packed_values
 

@@ -197,7 +197,7 @@ def test_doctor_says_what_runs(run):
 )
 def test_doctor_finds_a_loop_that_is_wrong(run, monkeypatch, wrong, why):
     LOOPS["greedy"].trial()
-    monkeypatch.setattr("grace_opt.kernels.greedy.trial.cpu", wrong)
+    monkeypatch.setattr("grace_opt.kernels.solve.greedy.trial.cpu", wrong)
     shown = run()
     assert shown.exit_code == 1
     assert f"the compiled loop greedy on cpu (greedy): {why}" in shown.output

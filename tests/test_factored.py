@@ -18,8 +18,8 @@ import grace_opt
 from grace_opt import FactoredWeights, OptionError, Problem, ProblemError
 from grace_opt.bounds import factored as bounds
 from grace_opt.bounds.factored import continuous_bound, factored_bound
-from grace_opt.kernels.columns import source
-from grace_opt.kernels.columns.reference.exchange import ExchangeState
+from grace_opt.kernels.solve.columns import source
+from grace_opt.kernels.solve.columns.reference.exchange import ExchangeState
 from grace_opt.problem.reduction import Reduction
 from tests import oracle
 from tests.clock import Taken
@@ -312,7 +312,7 @@ def test_pieces_of_a_batch_get_their_own_start_and_all_statistics(monkeypatch):
 
 def test_all_instances_together_take_what_each_takes_alone():
     """The loop for GPUs, on the CPU."""
-    from grace_opt.kernels.columns.reference import greedy
+    from grace_opt.kernels.solve.columns.reference import greedy
 
     rng = np.random.default_rng(2)
     W = FactoredWeights.product(rng.integers(-3, 4, (3, 4, 11)), rng.integers(-3, 4, (3, 2, 11)))
@@ -331,7 +331,7 @@ def test_all_instances_together_take_what_each_takes_alone():
 @pytest.mark.parametrize("seconds", [1, 20, 60, 10**6])
 def test_greedy_takes_blocks_if_time_is_short(method, seconds, monkeypatch):
     """By a clock on which every look takes a second, and one after the other more than there is."""
-    from grace_opt.kernels.columns.reference import greedy
+    from grace_opt.kernels.solve.columns.reference import greedy
 
     rng = np.random.default_rng(3)
     W = FactoredWeights.product(rng.normal(size=(3, 200)), rng.normal(size=(3, 200)))
@@ -555,7 +555,7 @@ def test_required_of_a_batch_and_beyond_whole_numbers(block):
 def test_nothing_is_formed_in_silence(monkeypatch):
     W = FactoredWeights.product(ONES, ONES)
     monkeypatch.setattr(source, "BLOCK_BYTES", 8)
-    monkeypatch.setattr("grace_opt.kernels.weights.free_memory", lambda: 100.0)
+    monkeypatch.setattr("grace_opt.kernels.solve.weights.free_memory", lambda: 100.0)
     with pytest.raises(ProblemError, match=r"method 'beam' reads all 4² entries"):
         grace_opt.solve(W, 2, "beam")
     assert grace_opt.solve(W, 2, "mies").objective == 16

@@ -25,11 +25,11 @@ from grace_opt._util.quiet import is_quiet
 from grace_opt.kernels._shared import compiling, jit, plainly, whole
 from grace_opt.kernels._shared.limits import SMALL
 from grace_opt.kernels._shared.threads import always_compiled
-from grace_opt.kernels.enumeration.cpu import advance
-from grace_opt.kernels.exchange.cpu import improve
-from grace_opt.kernels.relaxation import cpu as relaxation
-from grace_opt.kernels.search.cpu import search
-from grace_opt.kernels.tabu import cpu as tabu
+from grace_opt.kernels.solve.enumeration.cpu import advance
+from grace_opt.kernels.solve.exchange.cpu import improve
+from grace_opt.kernels.solve.relaxation import cpu as relaxation
+from grace_opt.kernels.solve.search.cpu import search
+from grace_opt.kernels.solve.tabu import cpu as tabu
 from tests import starter
 from tests.clock import Clock
 
@@ -228,7 +228,7 @@ print(sol.indices, float(sol.objective).hex(), float(sol.lower_bound).hex())
 for sol in grace_opt.compare(W, k=6):
     status = sol.status.name.replace("LIMIT", "FEASIBLE")  # a busy machine stops searches that are done anyway
     print(sol.method, sol.indices, float(sol.objective).hex(), float(sol.lower_bound).hex(), status)
-tabu = sys.modules["grace_opt.kernels.tabu.cpu"]
+tabu = sys.modules["grace_opt.kernels.solve.tabu.cpu"]
 print(len(tabu.run.signatures))
 """
 

@@ -16,7 +16,7 @@ from grace_opt import ChannelMask, MaskProvider, OptionError, compare, methods, 
 from grace_opt._util.parameters import choice, flag, integer, number, shown
 from grace_opt.errors import GraceError
 from grace_opt.hf import H2O, CacheConfig, PyramidKV, Quantization, SnapKV, StreamingLLM
-from grace_opt.hf.needle import make_prompt
+from grace_opt.hf.tools.needle import make_prompt
 from grace_opt.instances import generators
 from grace_opt.sweep import Cell, run_sweep
 from grace_opt.sweep.bootstrap import mean_interval

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from grace_opt.errors import CacheError
-from grace_opt.hf.reading import TopTokens
-from grace_opt.hf.reading.index import ReadIndex, all_channels
-from grace_opt.kernels.reading import Stored, host, reference
-from grace_opt.kernels.reading.certificate import unread_bound
-from grace_opt.kernels.reading.forms import HIDDEN, STEPS
-from grace_opt.kernels.reading.units import FirstChannels, PageRanges
+from grace_opt.hf.settings.reading import TopTokens
+from grace_opt.hf.stores.channels.index import ReadIndex, all_channels
+from grace_opt.kernels.cache.reading import Stored, host, reference
+from grace_opt.kernels.cache.reading.certificate import unread_bound
+from grace_opt.kernels.cache.reading.forms import HIDDEN, STEPS
+from grace_opt.kernels.cache.reading.units import FirstChannels, PageRanges
 from tests import oracle
 
 ATTEND = {"torch": reference.attention, "compiled": host.read_attention}

@@ -298,7 +298,7 @@ def _in_form(form, n):
 @pytest.mark.parametrize("what", WRITES_INTO_FORMS)
 def test_a_solver_that_writes_into_sparse_or_factored_w_is_refused(forget, monkeypatch, what, batched):
     """These were given as they are: the user's arrays changed, and f was that of another W."""
-    monkeypatch.setattr("grace_opt.kernels.columns.source.BLOCK_BYTES", 0)  # a small W would be formed
+    monkeypatch.setattr("grace_opt.kernels.solve.columns.source.BLOCK_BYTES", 0)  # a small W would be formed
     form = "sparse" if "edge" in what or "sparse" in what else "factored"
     write = _spoiled(lambda problem: WRITES_INTO_FORMS[what](problem.W))
     grace_opt.register_solver("writes", batched=batched, forms=(form,))(write)
@@ -314,7 +314,7 @@ def test_a_solver_that_writes_into_sparse_or_factored_w_is_refused(forget, monke
 
 def test_a_solver_that_only_writes_into_the_users_arrays_leaves_them_alone(forget, monkeypatch):
     """Factors are made of them, and may be others: float32 becomes float64."""
-    monkeypatch.setattr("grace_opt.kernels.columns.source.BLOCK_BYTES", 0)
+    monkeypatch.setattr("grace_opt.kernels.solve.columns.source.BLOCK_BYTES", 0)
     write = _spoiled(lambda problem: [array.zero_() for array in problem.W.arrays])
     grace_opt.register_solver("writes", batched=True, forms=("factored",))(write)
     arrays, W = _in_form("factored", 1000)

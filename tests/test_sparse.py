@@ -18,13 +18,13 @@ from grace_opt import ProblemError, Status, bounds, instances, solve
 from grace_opt.bounds.sparse import degree_bound, load_bound, plane_bound
 from grace_opt.cli.app import app
 from grace_opt.instances import generators
-from grace_opt.kernels.annealing.moves import DenseMoves, SparseMoves
-from grace_opt.kernels.annealing.trial import cpu as annealing_trial
-from grace_opt.kernels.sparse.cpu import heap as heaps
-from grace_opt.kernels.sparse.exchange import Exchanges
-from grace_opt.kernels.sparse.greedy import added
-from grace_opt.kernels.sparse.tabu import TabuSearch
-from grace_opt.kernels.sparse.trial import cpu as sparse_trial
+from grace_opt.kernels.solve.annealing.moves import DenseMoves, SparseMoves
+from grace_opt.kernels.solve.annealing.trial import cpu as annealing_trial
+from grace_opt.kernels.solve.sparse.cpu import heap as heaps
+from grace_opt.kernels.solve.sparse.exchange import Exchanges
+from grace_opt.kernels.solve.sparse.greedy import added
+from grace_opt.kernels.solve.sparse.tabu import TabuSearch
+from grace_opt.kernels.solve.sparse.trial import cpu as sparse_trial
 from grace_opt.problem import Problem, SparseWeights
 from grace_opt.run import Run
 from tests import oracle
@@ -305,7 +305,7 @@ def test_other_bad_input():
 @pytest.mark.slow
 def test_nothing_becomes_a_tensor_silently(monkeypatch):
     """With 1 GiB free, 20,000 vertices are no problem for methods that take edges, and named by all others."""
-    monkeypatch.setattr("grace_opt.kernels.weights.free_memory", lambda: 2.0**30)
+    monkeypatch.setattr("grace_opt.kernels.solve.weights.free_memory", lambda: 2.0**30)
     original = SparseWeights._to_dense
 
     def refuse(self):
@@ -718,7 +718,7 @@ def test_bounds_of_matrices_take_sparse_w_where_it_fits(name, monkeypatch):
     W[:3, 3:] = W[3:, :3] = -1.0
     function = getattr(bounds, name + "_bound")
     assert float(function(problem_of(W, 4).flatten())) == float(function(Problem.of(W, 4).flatten())) <= -8
-    monkeypatch.setattr("grace_opt.kernels.weights.free_memory", lambda: 100.0)
+    monkeypatch.setattr("grace_opt.kernels.solve.weights.free_memory", lambda: 100.0)
     with pytest.raises(ProblemError, match=r"reads all 6² entries of W, which take 2\.68e-07 GiB"):
         function(problem_of(W, 4).flatten())
 
@@ -781,7 +781,7 @@ def test_greedy_methods_keep_time_limits(path, monkeypatch):
         if path:
             assert sorted(sol.stats["order"].tolist()) == list(range(1000))
             assert sol.stats["path"][100] == pytest.approx(float(sol.objective), rel=1e-12)
-    monkeypatch.setattr("grace_opt.kernels.sparse.greedy.SLICE", 40)
+    monkeypatch.setattr("grace_opt.kernels.solve.sparse.greedy.SLICE", 40)
     for method, before in first.items():
         assert (solve(problem, method=method, path=path).mask == before.mask).all()
     weights = problem.weights

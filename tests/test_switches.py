@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from grace_opt.errors import CacheError
-from grace_opt.kernels import decode
 from grace_opt.kernels._shared import plain, threads, vectors
-from grace_opt.kernels.decode import host, reference
+from grace_opt.kernels.cache import decode
+from grace_opt.kernels.cache.decode import host, reference
 from tests import starter
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOLVE = """
 import json, sys, torch, grace_opt
 from grace_opt.kernels._shared import inner
-from grace_opt.kernels.extremes import extremes
+from grace_opt.kernels.solve.extremes import extremes
 W = torch.randn(30, 97, 97, generator=torch.Generator().manual_seed(0))
 W, skew = W + W.mT, W
 found = [grace_opt.solve(W, 40, method).indices.tolist() for method in ("mies", "drop_greedy", "local_search")]

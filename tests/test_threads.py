@@ -20,7 +20,7 @@ import grace_opt
 from grace_opt import registry, solve
 from grace_opt.kernels._shared import dispatch
 from grace_opt.kernels._shared import threads as kernel_threads
-from grace_opt.kernels.exchange import KERNEL
+from grace_opt.kernels.solve.exchange import KERNEL
 from grace_opt.parallel import map_in_threads
 from grace_opt.run import Run
 from grace_opt.solution import SolverResult
@@ -285,7 +285,7 @@ def test_what_a_c_function_is_told_lives_as_long_as_its_call() -> None:
 
 CODES_IN_THREADS = """
 import sys, threading
-from grace_opt.kernels.coding import reference, trial as coding
+from grace_opt.kernels.cache.coding import reference, trial as coding
 from grace_opt.kernels.steps import trial as steps
 expected = {}  # once: what is tried are the loops, and the reference takes many times as long
 def define(*case, define=reference.scaled_and_coded):

@@ -79,7 +79,7 @@ def test_a_round_of_the_ascent_leaves_time_for_its_relaxation(monkeypatch):
     sub, _ = Subproblem.of(Problem.of(hard(60), 30))
     monkeypatch.setattr(qcr, "ASCENT_SLICE", 60 * 60)
     now, swept = [0.0], []
-    from grace_opt.kernels.shift import cpu as shift
+    from grace_opt.kernels.solve.shift import cpu as shift
 
     ascend = shift.ascend
 
@@ -105,7 +105,7 @@ def test_a_round_of_the_ascent_leaves_time_for_its_relaxation(monkeypatch):
 def test_a_relaxation_ends_when_its_time_is_up(monkeypatch):
     """Each slice of its steps takes a second; on W of low rank it can take very many."""
     sub, _ = Subproblem.of(Problem.of(hard(60), 30))
-    from grace_opt.kernels.relaxation import cpu as relaxation
+    from grace_opt.kernels.solve.relaxation import cpu as relaxation
 
     minimise, now, steps = relaxation.minimise, [0.0], []
 
@@ -131,7 +131,7 @@ def test_a_relaxation_ends_when_its_time_is_up(monkeypatch):
 @pytest.mark.parametrize("level", bounds.LEVELS)
 def test_a_certificate_begins_nothing_after_its_time(late, level, monkeypatch):
     """Time is up in the middle of the first shift, or of the first relaxation: neither is followed by another."""
-    from grace_opt.kernels.relaxation import cpu as relaxation
+    from grace_opt.kernels.solve.relaxation import cpu as relaxation
 
     W = hard(300) + 20 * np.eye(300)
     problem = Problem.of(W @ W if late == "minimise" else W, 150).flatten()

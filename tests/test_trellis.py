@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import trellis_levels
-from grace_opt.hf.bits.bitplanes import unpack_codes
-from grace_opt.hf.bits.codebooks import EVEN_WIDTH, WIDTHS, codebooks, distortions, trellis_codebook
-from grace_opt.hf.bits.codes import Part, encode
-from grace_opt.kernels import coding
+from grace_opt.hf.bases.codebooks import EVEN_WIDTH, WIDTHS, codebooks, distortions, trellis_codebook
+from grace_opt.hf.stores.coded.bitplanes import unpack_codes
+from grace_opt.hf.stores.coded.codes import Part, encode
 from grace_opt.kernels._shared.threads import always_compiled
-from grace_opt.kernels.coding import cpu, trellis
+from grace_opt.kernels.cache import coding
+from grace_opt.kernels.cache.coding import cpu, trellis
 from tests import oracle
 
 CPU = torch.device("cpu")

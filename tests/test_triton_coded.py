@@ -24,13 +24,24 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from grace_opt.errors import CacheError
-from grace_opt.hf.bits.codebooks import WIDTHS, codebook, trellis_codebook
-from grace_opt.hf.bits.codes import Part, encode
-from grace_opt.kernels import coded as kernels
+from grace_opt.hf.bases.codebooks import WIDTHS, codebook, trellis_codebook
+from grace_opt.hf.stores.coded.codes import Part, encode
 from grace_opt.kernels._shared import dispatch
-from grace_opt.kernels.coded import gpu
-from grace_opt.kernels.coded.gpu import attend, batch, coded, codes, joining, keys, launching, numbers, values, weights
-from grace_opt.kernels.coded.table import CodedSequence, table_of, units_of
+from grace_opt.kernels.cache import coded as kernels
+from grace_opt.kernels.cache.coded import gpu
+from grace_opt.kernels.cache.coded.gpu import (
+    attend,
+    batch,
+    coded,
+    codes,
+    joining,
+    keys,
+    launching,
+    numbers,
+    values,
+    weights,
+)
+from grace_opt.kernels.cache.coded.table import CodedSequence, table_of, units_of
 from tests import (
     children,
     interpreter,  # noqa: F401  (cheaper launches)

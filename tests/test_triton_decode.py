@@ -23,10 +23,10 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from grace_opt.errors import CacheError
-from grace_opt.hf.pruned_attention import pruned_attention
-from grace_opt.hf.storage import Compressed
-from grace_opt.kernels.decode import gpu as decode
-from grace_opt.kernels.decode.gpu import attend
+from grace_opt.hf.stores.channels.attention import pruned_attention
+from grace_opt.hf.stores.channels.storage import Compressed
+from grace_opt.kernels.cache.decode import gpu as decode
+from grace_opt.kernels.cache.decode.gpu import attend
 from tests import interpreter  # noqa: F401  (cheaper launches)
 from tests.mutants import mutant
 from tests.packed import packed_keys, packed_values

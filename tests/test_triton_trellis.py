@@ -16,10 +16,10 @@ pytest.importorskip("triton")
 
 from triton import JITFunction
 
-from grace_opt.hf.bits.codebooks import codebooks, trellis_codebook
-from grace_opt.kernels import coding
+from grace_opt.hf.bases.codebooks import codebooks, trellis_codebook
 from grace_opt.kernels._shared import dispatch
-from grace_opt.kernels.coding import gpu, trellis
+from grace_opt.kernels.cache import coding
+from grace_opt.kernels.cache.coding import gpu, trellis
 from tests import interpreter  # noqa: F401  (cheaper launches)
 from tests.mutants import mutant
 

@@ -28,7 +28,7 @@ from bench.arena.prompt import Classes, classes_of
 from bench.arena.reference import asked, shares_of, water_filled
 from bench.arena.stored import PARAMETER_BITS, Layer, Method, Stored, between, in_16_bits, stored
 from grace_opt.hf import CalibratedBasis
-from grace_opt.hf.bits.basis import Basis
+from grace_opt.hf.bases.basis import Basis
 
 SOURCE = "entropy-coded scalar quantisation, Gish and Pierce 1968"
 RATES = (3.0, 2.25, 2.0, 1.0)

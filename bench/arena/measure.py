@@ -22,7 +22,7 @@ from bench.passages import Case, Passage
 from bench.questions import Prompt as Question
 from bench.questions import answered, in_common
 from bench.real_model import digest
-from grace_opt.hf.evaluation import ask, compare_predictions, next_token_log_probs
+from grace_opt.hf.tools.evaluation import ask, compare_predictions, next_token_log_probs
 
 #: The dense cache, which answers questions as well.
 

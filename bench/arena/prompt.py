@@ -13,10 +13,10 @@ from transformers.cache_utils import DynamicCache
 
 from bench.arena.stored import Layer
 from grace_opt.hf import capture_attention
-from grace_opt.hf.bits.classes import class_sizes, token_weights
-from grace_opt.hf.bits.importance import attention_moments, observed_queries
-from grace_opt.hf.bits.projection import PROJECTION_NAMES, output_projection
-from grace_opt.hf.filling import dense_cache
+from grace_opt.hf.bases.classes import class_sizes, token_weights
+from grace_opt.hf.bases.importance import attention_moments, observed_queries
+from grace_opt.hf.models.projection import PROJECTION_NAMES, output_projection
+from grace_opt.hf.tools.filling import dense_cache
 
 
 class Prompt:

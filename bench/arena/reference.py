@@ -31,8 +31,8 @@ from bench.arena.prompt import Classes, classes_of
 from bench.arena.stored import Coder, Layer, Method, Stored, between, stored
 from grace_opt.errors import CalibrationError
 from grace_opt.hf import CalibratedBasis
-from grace_opt.hf.bits.basis import Basis, energy_in
-from grace_opt.hf.bits.importance import KEPT
+from grace_opt.hf.bases.basis import Basis, energy_in
+from grace_opt.hf.bases.importance import KEPT
 
 SOURCE = "Gaussian test channel, Cover & Thomas 10.3"
 RATES = (4.0, 3.0, 2.25, 2.0, 1.5, 1.0)

@@ -141,8 +141,8 @@ ARGUMENTS = ("n", "k", "seed", "ridge", "weight", "correlation", "rows", "sigma"
 
 def _heads(config: Config) -> list[Named]:
     """W of every KV head on one prompt, and the channels that GRACE protects."""
-    from grace_opt.hf.needle import make_prompt
-    from grace_opt.hf.recording import capture_attention
+    from grace_opt.hf.models.recording import capture_attention
+    from grace_opt.hf.tools.needle import make_prompt
 
     model, tokenizer = _model(config["model"], config["device"])
     depth = (0.5 + 0.618 * config["seed"]) % 1  # spread over the text

@@ -9,7 +9,7 @@ When: an experiment measures what pruning does to attention itself, without deco
   ``values``), each (layers, heads, tokens, width), after RoPE; optionally ``layers`` (their numbers) and ``scaling``.
 
 Models and the latest text are kept in memory, so that cells of one text run the model once.
-Built on `grace_opt.hf.recording`.
+Built on `grace_opt.hf.models.recording`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from grace_opt.hf import needle
+from grace_opt.hf.tools import needle
 
 #: Tokens that are generated, as RULER does.
 NEEDLE_TOKENS, TRACKING_TOKENS, COMMON_TOKENS, FREQUENT_TOKENS, QUESTION_TOKENS = 128, 30, 120, 50, 32

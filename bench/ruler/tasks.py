@@ -4,8 +4,8 @@ A case has a context, which a cache is made of, and a question with the beginnin
 context is as long as fits: with the question and the tokens to generate, at most the given number of tokens.
 
 Two things differ from RULER, whose data is fetched from elsewhere: essays are the texts of `bench.material`, and words
-are those of `grace_opt.hf.needle`. Questions about documents (SQuAD, HotpotQA) cannot be made here; `read_cases` reads
-a file of any task.
+are those of `grace_opt.hf.tools.needle`. Questions about documents (SQuAD, HotpotQA) cannot be made here; `read_cases`
+reads a file of any task.
 
 Source: RULER (Hsieh et al., arXiv 2404.06654).
 """

@@ -11,9 +11,9 @@ import matplotlib.pyplot as plt
 from transformers import DynamicCache
 
 from grace_opt.hf import CompressedCache, Quantization, attach, attention_implementation
-from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs, stored_bits
 from grace_opt.hf.models import load_pocket
-from grace_opt.hf.needle import make_prompt
+from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs, stored_bits
+from grace_opt.hf.tools.needle import make_prompt
 
 model, tokenizer = load_pocket()
 task = make_prompt(1000, depth=0.3, count=lambda text: len(tokenizer(text).input_ids), seed=1)

@@ -11,7 +11,7 @@ that ships with grace_opt.
 """
 
 from grace_opt.hf.models import load_pocket
-from grace_opt.hf.needle import make_prompt
+from grace_opt.hf.tools.needle import make_prompt
 
 model, tokenizer = load_pocket()
 task = make_prompt(800, depth=0.5, count=lambda text: len(tokenizer(text).input_ids), seed=2)
@@ -62,7 +62,7 @@ print(attached.cache.memory_report())
 from transformers import DynamicCache
 
 from grace_opt.hf import CompressedCache, attention_implementation
-from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
+from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs
 
 read, later = inputs.input_ids[:, :700], inputs.input_ids[:, 700:]
 

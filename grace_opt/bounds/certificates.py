@@ -19,7 +19,7 @@ from .. import objective
 from .._util.cores import thread_count
 from .._util.memory import free_memory
 from .._util.parameters import choice
-from ..kernels.columns.source import ColumnWeights
+from ..kernels.solve.columns.source import ColumnWeights
 from ..problem import FactoredWeights, Problem, SparseWeights
 from ..run import Run
 from .batched import AT_ONCE, LARGEST_EIGEN, ROW_SECONDS, eigenvalue_bound, in_chunks, row_bound_in_time

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .._util.arrays import power_of_two_scale
-from ..kernels.columns.source import EPS
+from ..kernels.solve.columns.source import EPS
 from ..problem import FactoredWeights, Problem
 from ..problem.factors import Term
 from .forms import in_form

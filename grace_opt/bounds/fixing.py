@@ -227,7 +227,7 @@ def probed(
     sub: Subproblem, relaxation: QuadraticRelaxation, cutoff: float, run: Run | None = None
 ) -> npt.NDArray[np.int8]:
     """Decide vertices by probing each one: 1 = in, 2 = out, 0 = open, for all choices below `cutoff`."""
-    from ..kernels.relaxation.cpu import probe
+    from ..kernels.solve.relaxation.cpu import probe
 
     verdict = np.zeros(sub.m, np.int8)
     target = cutoff - sub.constant - relaxation.pairs + relaxation.rounding

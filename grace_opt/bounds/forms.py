@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from ..errors import ProblemError
-from ..kernels.weights import Weights
+from ..kernels.solve.weights import Weights
 from ..problem import Problem, SparseWeights
 
 Form = TypeVar("Form", bound=Weights)

@@ -10,8 +10,9 @@ r"""Lower bounds for sparse W, from its edges alone: O(edges) a round, and valid
   for graphs without a dense part. (A residual shows that an eigenvalue is near, never that it is the least.)
 
 When: `certificate`, for a problem whose W is sparse; it adds the bounds for tensors where n is small. Sums are made
-with margins as in `grace_opt.kernels.sparse.cpu.loads`. Sources: Gilmore (1962) and Lawler (1963); Charikar (2000);
-Boob et al., Flowless: extracting densest subgraphs without flow computations (2020); `grace_opt.bounds.convexity`.
+with margins as in `grace_opt.kernels.solve.sparse.cpu.loads`. Sources: Gilmore (1962) and Lawler (1963); Charikar
+(2000); Boob et al., Flowless: extracting densest subgraphs without flow computations (2020);
+`grace_opt.bounds.convexity`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from .._util.memory import free_memory
 from .._util.parameters import integer
-from ..kernels.sparse.forms import Graph
+from ..kernels.solve.sparse.forms import Graph
 from ..problem import Problem, SparseWeights
 from ..run import Run
 from .convexity import convex_shift
@@ -69,7 +70,7 @@ def degree_bound(problem: Problem) -> Tensor:
     >>> round(float(degree_bound(Problem.of(W, 2).flatten())), 6)  # the optimum is -6
     -6.0
     """
-    from ..kernels.sparse.cpu.loads import rows
+    from ..kernels.solve.sparse.cpu.loads import rows
 
     graph, free, k = _parts(problem, "degree_bound")
     cost = np.empty(len(free))
@@ -105,7 +106,7 @@ def load_bound(problem: Problem, run: Run | None = None, *, rounds: int = ROUNDS
     >>> round(float(load_bound(Problem.of(W, 2).flatten())), 6)  # the optimum is -6
     -6.0
     """
-    from ..kernels.sparse.cpu import loads
+    from ..kernels.solve.sparse.cpu import loads
 
     run, rounds = Run() if run is None else run, integer("rounds", rounds, at_least=0)
     graph, free, k = _parts(problem, "load_bound")

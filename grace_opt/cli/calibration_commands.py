@@ -58,11 +58,11 @@ def basis(
         elif text or tokens is not None or not end_to_end:
             raise OptionError("--text, --tokens and --no-end-to-end make a basis of your own: write -o FILE as well.")
         try:
-            from ..hf.bits import basis_folder
-            from ..hf.bits.at_hand import basis_for
-            from ..hf.bits.calibrate import TOKENS, calibrate_basis
-            from ..hf.models import POCKET_FOLDER
-            from ..hf.texts import shipped_texts
+            from ..hf.bases import basis_folder
+            from ..hf.bases.at_hand import basis_for
+            from ..hf.bases.calibrate import TOKENS, calibrate_basis
+            from ..hf.bases.texts import shipped_texts
+            from ..hf.models.loading import POCKET_FOLDER
         except ImportError as error:
             raise OptionError(f"calibration needs transformers: {pip_install('hf')} ({error})") from None
         if show or clear:
@@ -125,9 +125,9 @@ def layers(
     with errors_as_exit_codes():
         check_tensor_file(out)
         try:
-            from ..hf.calibrate_eviction import calibrate_eviction
-            from ..hf.eviction_names import eviction_named
-            from ..hf.layer_budgets import is_divisible
+            from ..hf.calibrate.head_budgets import calibrate_eviction
+            from ..hf.evict.layer_budgets import is_divisible
+            from ..hf.evict.names import eviction_named
         except ImportError as error:
             raise OptionError(f"calibration needs transformers: {pip_install('hf')} ({error})") from None
         chosen = eviction_named(evict)

@@ -53,9 +53,9 @@ def demo(
         for module in ("matplotlib", "optimum.quanto"):  # now, not when int4 begins or the picture is drawn
             require(module, "demo", "the demo")
         try:
-            from ..hf.config import CacheConfig
-            from ..hf.demo import BITS, RATIO, providers, run_demo
-            from ..hf.models import POCKET_BASIS, POCKET_FOLDER, disable_progress_bars, load_model
+            from ..hf.models.loading import POCKET_BASIS, POCKET_FOLDER, disable_progress_bars, load_model
+            from ..hf.settings.config import CacheConfig
+            from ..hf.tools.demo import BITS, RATIO, providers, run_demo
             from .figures import save_demo
         except ImportError as error:
             raise OptionError(f"the demo needs transformers: {pip_install('demo')} ({error})") from None
@@ -149,7 +149,7 @@ def tune(
         require("matplotlib", "demo", "tune")  # now, not after minutes, when the picture is drawn
         try:
             from ..hf import tune as measure
-            from ..hf.tune.windows import read_prompts
+            from ..hf.tools.tune.windows import read_prompts
         except ImportError as error:
             raise OptionError(f"tune needs transformers: {pip_install('demo')} ({error})") from None
         given = {path.name: read_text(path) for path in text} if text else None
@@ -211,7 +211,7 @@ def lm_eval(context: typer.Context) -> None:
         console.print("The harness's own arguments:\n", soft_wrap=True)
     with errors_as_exit_codes():
         try:
-            from ..hf.lm_eval.command import run_harness
+            from ..hf.tools.lm_eval.command import run_harness
         except ImportError as error:
             raise OptionError(f"grace-opt lm-eval needs transformers: {pip_install('lm-eval')} ({error})") from None
         run_harness(context.args or ["--help"])

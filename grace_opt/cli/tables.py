@@ -22,11 +22,11 @@ from ..comparison.table import MAX_INSTANCES_SHOWN
 from ..solution import Solution
 
 if TYPE_CHECKING:
-    from ..hf.bits.basis_folder import KeptBasis
-    from ..hf.bits.calibrated import CalibratedBasis
-    from ..hf.demo import DemoReport
-    from ..hf.layer_losses import LayerLosses
-    from ..hf.tune import TuneResult
+    from ..hf.bases.basis_folder import KeptBasis
+    from ..hf.bases.calibrated import CalibratedBasis
+    from ..hf.evict.layer_losses import LayerLosses
+    from ..hf.tools.demo import DemoReport
+    from ..hf.tools.tune import TuneResult
 
 #: Bits per element at which shares are shown, and number of layers at either end.
 SHOWN_BITS, SHOWN_LAYERS = 2.25, 2
@@ -55,7 +55,7 @@ def print_bases(console: Console, folder: Path, bases: Sequence[KeptBasis], remo
 
 def print_basis(console: Console, basis: CalibratedBasis, seconds: float) -> None:
     """Print what a basis was made of, and the shares of the first and last layers."""
-    from ..hf.bits.basis_file import as_tensors  # loaded already
+    from ..hf.bases.basis_file import as_tensors  # loaded already
 
     size = sum(each.nbytes for each in as_tensors(basis).values())
     layers, heads = basis.layers, {len(each.energy) for each in basis.keys.values()}
@@ -79,8 +79,8 @@ def print_basis(console: Console, basis: CalibratedBasis, seconds: float) -> Non
 
 def print_layers(console: Console, losses: LayerLosses) -> None:
     """Print what the output loses with each layer, and the shares that its heads keep of a quarter."""
-    from ..hf.graph_eviction import GraphEviction  # loaded already, as the losses come from its package
-    from ..hf.layer_budgets import LayerBudgets
+    from ..hf.evict.graph_eviction import GraphEviction  # loaded already, as the losses come from its package
+    from ..hf.evict.layer_budgets import LayerBudgets
 
     budgets = LayerBudgets(GraphEviction(budget=SHOWN_SHARE), losses)
     curve = losses.curves([SHOWN_SHARE])[:, 0]
@@ -95,7 +95,7 @@ def print_layers(console: Console, losses: LayerLosses) -> None:
 
 def print_demo(console: Console, report: DemoReport) -> None:
     """Print a demo's report: a row per cache, a row per solver, what the columns mean, and where to start."""
-    from ..hf.demo import ADVICE, DENSE  # loaded already: the report comes from this module
+    from ..hf.tools.demo import ADVICE, DENSE  # loaded already: the report comes from this module
 
     console.print(
         Text.assemble(
@@ -149,7 +149,7 @@ def print_tune(console: Console, result: TuneResult, own: bool, file: Path) -> N
     file : Path
         Where the recommended settings are written.
     """
-    from ..hf.tune.table import COLUMNS  # loaded already: the result comes from this package
+    from ..hf.tools.tune.table import COLUMNS  # loaded already: the result comes from this package
 
     if result.rows:
         console.print(result.table())

@@ -1,6 +1,6 @@
 """`Problem`, an instance that solvers may trust, and `Reduction`, by which they maximise and heed required vertices."""
 
-from ..kernels.weights import Weights
+from ..kernels.solve.weights import Weights
 from .factored import FactoredWeights
 from .problem import Problem, symmetrize
 from .reduction import Reduction

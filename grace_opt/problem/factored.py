@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .._util.arrays import backend_of, to_float_tensor
 from ..errors import ProblemError
-from ..kernels.columns.source import EPS, EXACT, ColumnWeights, blocks
+from ..kernels.solve.columns.source import EPS, EXACT, ColumnWeights, blocks
 from .factors import RANGE, Given, Term, read_terms
 from .steps import common_divisor
 

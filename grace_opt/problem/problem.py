@@ -35,8 +35,8 @@ from .._util.names import refuse_unknown
 from .._util.sparse_rows import from_torch, rounding_of
 from .._util.vertices import vertex_mask
 from ..errors import ProblemError
-from ..kernels.extremes import extremes
-from ..kernels.weights import Weights
+from ..kernels.solve.extremes import extremes
+from ..kernels.solve.weights import Weights
 from .sparse import SparseWeights, symmetric_part
 from .steps import common_divisor
 

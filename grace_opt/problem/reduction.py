@@ -33,9 +33,9 @@ from .._util.arrays import backend_of, count_true
 from .._util.parameters import flag
 from .._util.vertices import vertex_mask
 from ..errors import OptionError, ProblemError
-from ..kernels.columns.source import EXACT, ColumnWeights
-from ..kernels.objective import objective
-from ..kernels.weights import Weights
+from ..kernels.solve.columns.source import EXACT, ColumnWeights
+from ..kernels.solve.objective import objective
+from ..kernels.solve.weights import Weights
 from .problem import Problem
 from .sparse import SparseWeights
 

@@ -19,9 +19,9 @@ from .._util.array_like import wrong_dtype_error
 from .._util.matrices import UNITS_OF_LARGEST, asymmetric, lost_half_error, not_finite_error, symmetry_rtol
 from .._util.sparse_rows import by_rows, refuse_too_large, rounding_of
 from ..errors import ProblemError
-from ..kernels.objective import is_doubtful
-from ..kernels.sparse.forms import Graph
-from ..kernels.weights import Weights
+from ..kernels.solve.objective import is_doubtful
+from ..kernels.solve.sparse.forms import Graph
+from ..kernels.solve.weights import Weights
 from .steps import common_divisor
 
 #: A scipy.sparse.csr_array; scipy ships no types.
@@ -156,7 +156,7 @@ class SparseWeights(Weights):
 
     def _sums(self, mask: npt.NDArray[np.bool_]) -> tuple[float, float, float]:
         """f, what its rounding left, and the sum of absolute weights."""
-        from ..kernels.sparse.cpu.sums import objective
+        from ..kernels.solve.sparse.cpu.sums import objective
 
         last, *known = self._known.get("sums", (None,))
         if last is None or not np.array_equal(last, mask):

@@ -26,7 +26,7 @@ from .._util.parameters import choice, flag, plain, shown
 from .._util.warning import warn
 from ..errors import OptionError, UnknownSolverError
 from ..kernels._shared.threads import always_compiled
-from ..kernels.columns.source import ColumnWeights
+from ..kernels.solve.columns.source import ColumnWeights
 from ..problem import FactoredWeights, Problem, SparseWeights, Weights
 from ..run import Run
 from ..solution import SolverResult

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .._util.array_like import as_tensor
 from .._util.parameters import plain
-from ..kernels.columns.source import ColumnWeights
+from ..kernels.solve.columns.source import ColumnWeights
 from ..problem import Problem
 from ..run import Run
 from ..solution import SolverResult

@@ -22,11 +22,11 @@ from grace_opt.hf import (
     Quantization,
     SnapKV,
     StreamingLLM,
-    _compat,
     attach,
     calibrate,
 )
-from grace_opt.hf.observation import Observation
+from grace_opt.hf.models import compat as _compat
+from grace_opt.hf.models.observation import Observation
 
 quantises = pytest.mark.skipif(importlib.util.find_spec("optimum") is None, reason="optimum-quanto is not installed")
 BITS = Quantization(keys=4, values=4, group_size=8)

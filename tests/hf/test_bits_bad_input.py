@@ -25,9 +25,9 @@ from grace_opt.hf import (
     calibrate_basis,
     capture_attention,
 )
-from grace_opt.hf.bits.calibrated import CalibratedBasis
-from grace_opt.hf.observation import Observation
-from grace_opt.hf.storage import Tail
+from grace_opt.hf.bases.calibrated import CalibratedBasis
+from grace_opt.hf.models.observation import Observation
+from grace_opt.hf.stores.channels.storage import Tail
 from tests.hf.conftest import build
 
 NOT_NUMBERS = (0, -1, 16.5, math.nan, math.inf, True, "2", np.array([2.0, 3.0]), [2, 3], {}, 10**400)

@@ -22,9 +22,9 @@ from grace_opt.hf import (
     attention_implementation,
     calibrate_basis,
 )
-from grace_opt.hf.bits import heads
-from grace_opt.hf.bits.code_prompt import MIN_TOKENS
-from grace_opt.hf.bits.codebooks import distortions
+from grace_opt.hf.bases.codebooks import distortions
+from grace_opt.hf.stores.coded import heads
+from grace_opt.hf.stores.coded.code_prompt import MIN_TOKENS
 from tests.hf.conftest import RECENT, build
 
 LENGTH, PADDING = 150, 21

@@ -16,18 +16,19 @@ from typer.testing import CliRunner
 from grace_opt.cli.app import app
 from grace_opt.errors import CacheError, CalibrationError, OptionError
 from grace_opt.hf import CalibratedBasis, calibrate_basis, capture_attention
-from grace_opt.hf.bits import at_hand, basis_folder
-from grace_opt.hf.bits.at_hand import basis_for
-from grace_opt.hf.bits.basis import SHRINKAGE, Basis, joint_basis
-from grace_opt.hf.bits.basis_file import FORMAT
-from grace_opt.hf.bits.calibrate import places
-from grace_opt.hf.bits.classes import SINKS, WEIGHT_FLOOR, WINDOW, class_sizes
-from grace_opt.hf.bits.codebooks import WIDTHS, distortions
-from grace_opt.hf.bits.moments import ENERGY_STRIDE
-from grace_opt.hf.bits.projection import value_metric
-from grace_opt.hf.bits.rates import hull, rates, rates_of_mean, steps
+from grace_opt.hf.bases import at_hand, basis_folder
+from grace_opt.hf.bases.at_hand import basis_for
+from grace_opt.hf.bases.basis import SHRINKAGE, Basis, joint_basis
+from grace_opt.hf.bases.basis_file import FORMAT
+from grace_opt.hf.bases.calibrate import places
+from grace_opt.hf.bases.classes import WEIGHT_FLOOR, WINDOW, class_sizes
+from grace_opt.hf.bases.codebooks import WIDTHS, distortions
+from grace_opt.hf.bases.moments import ENERGY_STRIDE
+from grace_opt.hf.bases.rates import hull, rates, rates_of_mean, steps
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
-from grace_opt.hf.recording import record
+from grace_opt.hf.models.projection import value_metric
+from grace_opt.hf.models.recording import record
+from grace_opt.hf.settings.bits import SINKS
 from tests.hf.matrix import FAMILIES, model_of
 
 INNER = slice(SINKS, -WINDOW)

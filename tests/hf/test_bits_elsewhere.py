@@ -7,9 +7,10 @@ import torch
 from transformers import LlamaConfig
 
 from grace_opt.hf import CapturedAttention, CompressedCache
-from grace_opt.hf.bits import heads as bits_heads
-from grace_opt.hf.filling import filled
-from grace_opt.kernels import coding, received, steps
+from grace_opt.hf.stores.coded import heads as bits_heads
+from grace_opt.hf.tools.filling import filled
+from grace_opt.kernels import steps
+from grace_opt.kernels.cache import coding, received
 from tests.elsewhere import elsewhere, here, watched
 
 HEADS, GROUP, WIDTH = 2, 2, 32

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from grace_opt.cli.app import app
 from grace_opt.errors import CacheError, CalibrationError
 from grace_opt.hf import CompressedCache, SnapKV, attach
-from grace_opt.hf.bits import at_hand, basis_folder, unfinished
-from grace_opt.hf.bits import calibrate as basis_module
-from grace_opt.hf.bits.at_hand import basis_for
+from grace_opt.hf.bases import at_hand, basis_folder, unfinished
+from grace_opt.hf.bases import calibrate as basis_module
+from grace_opt.hf.bases.at_hand import basis_for
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
 from tests import children
 from tests.hf.matrix import model_of

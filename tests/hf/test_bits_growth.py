@@ -10,9 +10,9 @@ from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import H2O, CompressedCache, PyramidKV, SnapKV, StreamingLLM, attach, calibrate_basis
-from grace_opt.hf.bits import waiting as waits
-from grace_opt.hf.bits.classes import class_sizes
-from grace_opt.hf.bits.settings import TAIL_BLOCK_WITH_BITS
+from grace_opt.hf.bases.classes import class_sizes
+from grace_opt.hf.settings.bits import TAIL_BLOCK_WITH_BITS
+from grace_opt.hf.stores.coded import waiting as waits
 from tests.hf.conftest import reads_in_chunks
 from tests.hf.matrix_bits import twin
 

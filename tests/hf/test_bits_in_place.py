@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from grace_opt.hf import CompressedCache, SnapKV
-from grace_opt.hf.bits import in_place
-from grace_opt.hf.bits.basis import identity_basis
-from grace_opt.kernels import coded as kernels
+from grace_opt.hf.bases.basis import identity_basis
+from grace_opt.hf.stores.coded import in_place
+from grace_opt.kernels.cache import coded as kernels
 from tests.hf.matrix import PADDING, pruning_attention
 from tests.hf.test_memory import storage_bytes
 
@@ -42,7 +42,7 @@ class Counted:
             self.found.append(result is not None)
             return result
 
-        monkeypatch.setattr("grace_opt.hf.attention.attention_in_place", counting)
+        monkeypatch.setattr("grace_opt.hf.engine.attention.attention_in_place", counting)
 
 
 @pytest.fixture

@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import CompressedCache, SnapKV, calibrate_basis, saving
-from grace_opt.hf.bits import waiting as waits
-from grace_opt.hf.bits.calibrated import CalibratedBasis
-from grace_opt.hf.bits.coded import CodedTokens
+from grace_opt.hf import CompressedCache, SnapKV, calibrate_basis
+from grace_opt.hf.bases.calibrated import CalibratedBasis
+from grace_opt.hf.engine import saving
+from grace_opt.hf.stores.coded import waiting as waits
+from grace_opt.hf.stores.coded.coded import CodedTokens
 from tests import children
 from tests.hf.conftest import build
 from tests.hf.test_saving import MIXED, same_tensors

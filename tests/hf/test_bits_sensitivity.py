@@ -13,12 +13,13 @@ from transformers.cache_utils import DynamicCache
 
 from grace_opt.errors import CacheError, CalibrationError, OptionError
 from grace_opt.hf import calibrate_basis
-from grace_opt.hf.bits import at_hand, basis_folder
-from grace_opt.hf.bits.basis import identity_basis
-from grace_opt.hf.bits.calibrate import SPARSEST
-from grace_opt.hf.bits.classes import SINKS, WINDOW
-from grace_opt.hf.bits.sensitivity import LARGEST_FACTOR, TRUST, GradientError, factors, information
-from grace_opt.hf.recording import record
+from grace_opt.hf.bases import at_hand, basis_folder
+from grace_opt.hf.bases.basis import identity_basis
+from grace_opt.hf.bases.calibrate import SPARSEST
+from grace_opt.hf.bases.classes import WINDOW
+from grace_opt.hf.bases.sensitivity import LARGEST_FACTOR, TRUST, GradientError, factors, information
+from grace_opt.hf.models.recording import record
+from grace_opt.hf.settings.bits import SINKS
 from tests.hf.matrix import FAMILIES, model_of
 from tests.hf.test_bits_calibration import ids
 

@@ -13,10 +13,10 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from grace_opt.hf import CompressedCache
-from grace_opt.hf.bits import waiting as waits
-from grace_opt.hf.bits.settings import TAIL_BLOCK_WITH_BITS
-from grace_opt.kernels import coded as kernels
-from grace_opt.kernels.coded import gpu
+from grace_opt.hf.settings.bits import TAIL_BLOCK_WITH_BITS
+from grace_opt.hf.stores.coded import waiting as waits
+from grace_opt.kernels.cache import coded as kernels
+from grace_opt.kernels.cache.coded import gpu
 from tests import interpreter  # noqa: F401  (cheaper launches)
 
 pytestmark = pytest.mark.skipif(

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from grace_opt.hf import CompressedCache, attach, calibrate_basis
-from grace_opt.hf.bits import unfinished
+from grace_opt.hf.bases import unfinished
 from grace_opt.kernels._shared.switches import is_off
 from tests import children
 from tests.hf.matrix import model_of

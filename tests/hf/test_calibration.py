@@ -16,7 +16,8 @@ from grace_opt.attention.masks import ChannelMask
 from grace_opt.attention.provider import DEFAULT_RATIO, MaskProvider
 from grace_opt.attention.weights import PROTECT_HIGH, PROTECT_LOW
 from grace_opt.errors import CacheError, MaskError, OptionError, ProblemError
-from grace_opt.hf import CacheConfig, CompressedCache, Quantization, SnapKV, calibrate, calibration, capture_attention
+from grace_opt.hf import CacheConfig, CompressedCache, Quantization, SnapKV, calibrate, capture_attention
+from grace_opt.hf.calibrate import masks as calibration
 from grace_opt.hf.models import load_pocket
 from tests import oracle
 

@@ -7,7 +7,8 @@ import copy
 import pytest
 import torch
 
-from grace_opt.hf import CompressedCache, Quantization, SnapKV, attach, layer
+from grace_opt.hf import CompressedCache, Quantization, SnapKV, attach
+from grace_opt.hf.engine import layer
 from tests.hf.conftest import OBSERVED, RECENT
 from tests.hf.test_bad_input import quantises
 

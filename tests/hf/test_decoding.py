@@ -8,12 +8,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grace_opt.hf import Quantization, SnapKV, decoding
-from grace_opt.hf.quantization import QuantizedTokens
-from grace_opt.kernels import decode as kernels
+from grace_opt.hf import Quantization, SnapKV
+from grace_opt.hf.stores.channels import fused as decoding
+from grace_opt.hf.stores.packed.tokens import QuantizedTokens
 from grace_opt.kernels._shared import dispatch
 from grace_opt.kernels._shared.dispatch import use_triton
-from grace_opt.kernels.decode.packed import PackedKeys, PackedValues
+from grace_opt.kernels.cache import decode as kernels
+from grace_opt.kernels.cache.decode.packed import PackedKeys, PackedValues
 from grace_opt.kernels.operations import OPERATIONS
 
 
@@ -29,7 +30,7 @@ def kernel(request, monkeypatch):
         pytest.importorskip("triton")
         if torch.cuda.is_available():
             pytest.skip("the CPU cannot play the GPU beside one")
-        from grace_opt.kernels.decode import gpu as decode
+        from grace_opt.kernels.cache.decode import gpu as decode
         from tests import interpreter  # noqa: F401  (cheaper launches)
 
         # Decoding alone: channels are chosen by the references; tests/test_dispatch.py has the kernels for that.

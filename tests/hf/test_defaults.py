@@ -27,11 +27,11 @@ from grace_opt.hf import (
     attach,
     calibrate,
     calibrate_basis,
-    calibrate_eviction,
     learn_masks,
 )
-from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs, stored_bits
-from grace_opt.hf.eviction_names import eviction_named
+from grace_opt.hf.calibrate import budgets as calibrate_eviction
+from grace_opt.hf.evict.names import eviction_named
+from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs, stored_bits
 from tests import children
 from tests.hf.conftest import build
 

@@ -13,7 +13,7 @@ from grace_opt.attention.masks import ChannelMask
 from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import CacheError, GraceError, MaskError, OptionError, ProblemError, UnknownSolverError
 from grace_opt.hf import CompressedCache, SnapKV
-from grace_opt.hf.compression import compress
+from grace_opt.hf.engine.compression import compress
 
 
 class TestForgottenAttention:
@@ -143,7 +143,7 @@ class TestInterrupted:
 
         cache = CompressedCache(model, **settings) if "bits" in settings else prune(model, **settings)
         with monkeypatch.context() as patch:
-            patch.setattr("grace_opt.hf.layer.compress", stop)
+            patch.setattr("grace_opt.hf.engine.layer.compress", stop)
             with pytest.raises(error), torch.no_grad():
                 model(prompt, past_key_values=cache)
         assert calls == [0, 1]
@@ -317,7 +317,7 @@ class TestModels:
             model(prompt, past_key_values=prune(model))
 
     def test_what_the_fused_path_can_not_do_is_named(self):
-        from grace_opt.hf.attention import _refuse_unsupported
+        from grace_opt.hf.engine.attention import _refuse_unsupported
 
         with pytest.raises(CacheError, match=r"Identity adds s_aux .*; leave it out"):
             _refuse_unsupported(torch.nn.Identity(), {"s_aux": torch.zeros(4)}, "leave it out")

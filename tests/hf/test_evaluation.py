@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from grace_opt.errors import EvaluationError, GraceError
 from grace_opt.hf import H2O, CompressedCache, Quantization, SnapKV
-from grace_opt.hf.evaluation import (
+from grace_opt.hf.tools.evaluation import (
     ask,
     compare_predictions,
     next_token_log_probs,

@@ -11,10 +11,11 @@ import transformers
 from transformers import DynamicCache, LlamaConfig, cache_utils
 
 from grace_opt.errors import CacheError
-from grace_opt.hf import CompressedCache, Quantization, SnapKV, saving
-from grace_opt.hf.foreign_layers import states_of
-from grace_opt.hf.in_step import InStep
-from grace_opt.hf.report import storages
+from grace_opt.hf import CompressedCache, Quantization, SnapKV
+from grace_opt.hf.engine import saving
+from grace_opt.hf.engine.in_step import InStep
+from grace_opt.hf.engine.report import storages
+from grace_opt.hf.models.foreign_layers import states_of
 from tests.hf.conftest import SIZES, build
 from tests.hf.every_family import kinds
 from tests.hf.every_family import tiny as tiny_of

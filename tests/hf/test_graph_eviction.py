@@ -13,10 +13,10 @@ import torch
 from grace_opt.attention.tokens import formed
 from grace_opt.errors import OptionError, ProblemError
 from grace_opt.hf import CacheConfig, GraphEviction, attach
-from grace_opt.hf.eviction_names import eviction_from_dict, eviction_named, eviction_to_dict
-from grace_opt.hf.kept_tokens import kept_tokens
+from grace_opt.hf.evict.kept_tokens import kept_tokens
+from grace_opt.hf.evict.names import eviction_from_dict, eviction_named, eviction_to_dict
 from grace_opt.hf.models import load_pocket
-from grace_opt.hf.needle import make_prompt
+from grace_opt.hf.tools.needle import make_prompt
 from tests import oracle
 
 SCALING = 0.7

@@ -16,11 +16,11 @@ from grace_opt._util.tensor_files import TensorFormat
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError, CalibrationError, MaskError, OptionError, ProblemError
 from grace_opt.hf import CompressedCache, calibrate, capture_attention, learn_masks
-from grace_opt.hf.learned import call, observe, stages
-from grace_opt.hf.learned.objective import output_error, sample_of
-from grace_opt.hf.learned.stages import learn_layer, mean_error
 from grace_opt.hf.models import load_pocket
-from grace_opt.hf.needle import make_prompt
+from grace_opt.hf.tools.learned import call, observe, stages
+from grace_opt.hf.tools.learned.objective import output_error, sample_of
+from grace_opt.hf.tools.learned.stages import learn_layer, mean_error
+from grace_opt.hf.tools.needle import make_prompt
 
 #: Small enough for a tiny model: windows of 24 tokens, of which a query sees the first and its last four dense.
 SMALL = {"tokens": 24, "windows": 6, "queries": 8, "recent_window": 4, "sink_tokens": 1, "steps": (12, 6)}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from grace_opt.hf import CompressedCache, MemoryReport, PyramidKV, Quantization, SnapKV, attach
-from grace_opt.kernels import decode as kernels
+from grace_opt.kernels.cache import decode as kernels
 
 
 def storage_bytes(cache):

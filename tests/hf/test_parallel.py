@@ -12,12 +12,13 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError, MaskError
-from grace_opt.hf import CompressedCache, calibrate_basis, placement
-from grace_opt.hf.fingerprint import fingerprint
-from grace_opt.hf.layer import PrunedKeyLayer
-from grace_opt.hf.masking import kept_channels
-from grace_opt.hf.placement import layer_devices
-from grace_opt.hf.static_masks import StaticMask
+from grace_opt.hf import CompressedCache, calibrate_basis
+from grace_opt.hf.engine.layer import PrunedKeyLayer
+from grace_opt.hf.engine.masking import kept_channels
+from grace_opt.hf.engine.static_masks import StaticMask
+from grace_opt.hf.models.fingerprint import fingerprint
+from grace_opt.hf.models import placement
+from grace_opt.hf.models.placement import layer_devices
 from tests.hf import parallel_worker
 from tests.hf.conftest import OBSERVED, RECENT, build
 

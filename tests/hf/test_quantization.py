@@ -15,9 +15,10 @@ from transformers import LlamaConfig
 
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import CacheConfig, CompressedCache
-from grace_opt.hf.observation import Observation
-from grace_opt.hf.packing import SUPPORTED_BITS
-from grace_opt.hf.quantization import Quantization, QuantizedTokens
+from grace_opt.hf.models.observation import Observation
+from grace_opt.hf.settings.backends import SUPPORTED_BITS
+from grace_opt.hf.settings.quantization import Quantization
+from grace_opt.hf.stores.packed.tokens import QuantizedTokens, quantize
 from tests.packed import numbers_of
 
 MODULES = {"quanto": "optimum", "hqq": "hqq"}
@@ -273,10 +274,10 @@ def test_on_a_gpu_as_on_the_cpu(library_and_bits):
 
 def test_quantization_applies_to_keys_and_values(backend):
     keys, values = draw(2, 3, 16, 5), draw(2, 3, 19, 16)
-    found, untouched = Quantization(keys=4, group_size=GROUP, backend=backend).apply(keys, values)
+    found, untouched = quantize(Quantization(keys=4, group_size=GROUP, backend=backend), keys, values)
     assert untouched is values
     assert torch.equal(found.dequantize(), QuantizedTokens.quantize(keys, 4, "tokens", GROUP, backend).dequantize())
-    untouched, found = Quantization(None, 2, GROUP, backend).apply(keys, values)
+    untouched, found = quantize(Quantization(None, 2, GROUP, backend), keys, values)
     assert untouched is keys
     assert torch.equal(found.dequantize(), QuantizedTokens.quantize(values, 2, "channels", GROUP, backend).dequantize())
 
@@ -405,7 +406,7 @@ def test_unknown_names_suggest_the_nearest(name, near):
     ],
 )
 def test_the_back_end_is_the_first_that_is_installed_and_has_the_bits(bits, here, chosen, monkeypatch):
-    monkeypatch.setattr("grace_opt.hf.packing._is_installed", lambda backend: backend in here)
+    monkeypatch.setattr("grace_opt.hf.settings.backends._is_installed", lambda backend: backend in here)
     assert Quantization(*bits).backend == chosen
     assert Quantization.from_dict(Quantization(*bits).to_dict()) == Quantization(*bits)
 

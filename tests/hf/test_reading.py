@@ -11,9 +11,9 @@ from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import CacheConfig, CompressedCache, Quantization, SnapKV, StreamingLLM, TopTokens, attach
-from grace_opt.hf.evaluation import next_token_log_probs, stored_bits
-from grace_opt.hf.reading.index import ReadIndex
-from grace_opt.kernels import reading as kernels
+from grace_opt.hf.stores.channels.index import ReadIndex
+from grace_opt.hf.tools.evaluation import next_token_log_probs, stored_bits
+from grace_opt.kernels.cache import reading as kernels
 
 WAYS = {
     "pages": TopTokens(share=0.6, page_size=4),
@@ -250,7 +250,7 @@ def test_files_that_were_edited_are_refused(
     cache.save(path)
     about, tensors = digest_known(path)
     about["layers"][0].update(change)
-    from grace_opt.hf import saving
+    from grace_opt.hf.engine import saving
 
     saving.FILE_FORMAT.write(path, tensors, about)
     with pytest.raises(CacheError, match=says):

@@ -18,9 +18,10 @@ from grace_opt._util import tensor_files
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import CacheConfig, CompressedCache, Quantization, SnapKV, attach, saving
-from grace_opt.hf.layer import PrunedKeyLayer
-from grace_opt.hf.quantization import QuantizedTokens
+from grace_opt.hf import CacheConfig, CompressedCache, Quantization, SnapKV, attach
+from grace_opt.hf.engine import saving
+from grace_opt.hf.engine.layer import PrunedKeyLayer
+from grace_opt.hf.stores.packed.tokens import QuantizedTokens
 from tests import children
 
 ROOT = Path(__file__).resolve().parents[2]

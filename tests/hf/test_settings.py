@@ -16,20 +16,11 @@ from transformers import DynamicCache
 from grace_opt import ChannelMask, MaskProvider
 from grace_opt.attention.provider import DEFAULT_RATIO
 from grace_opt.errors import CalibrationError, OptionError
-from grace_opt.hf import (
-    H2O,
-    CacheConfig,
-    CompressedCache,
-    Quantization,
-    SnapKV,
-    TopTokens,
-    attach,
-    calibrate,
-)
-from grace_opt.hf.lm_eval.arguments import split_arguments
+from grace_opt.hf import H2O, CacheConfig, CompressedCache, Quantization, SnapKV, TopTokens, attach, calibrate
 from grace_opt.hf.models import POCKET_BASIS, load_pocket
-from grace_opt.hf.needle import make_prompt
-from grace_opt.hf.tune.candidates import default_candidates
+from grace_opt.hf.tools.lm_eval.arguments import split_arguments
+from grace_opt.hf.tools.needle import make_prompt
+from grace_opt.hf.tools.tune.candidates import default_candidates
 from tests.hf.conftest import SIZES
 
 #: Settings that make a cache smaller without dropping channels, and those that leave it to the default.

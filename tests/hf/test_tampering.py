@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 
 from grace_opt.attention.masks import FILE_FORMAT, ChannelMask
 from grace_opt.errors import CacheError, GraceError, MaskError
-from grace_opt.hf import H2O, CacheConfig, CompressedCache, Quantization, SnapKV, saving
+from grace_opt.hf import H2O, CacheConfig, CompressedCache, Quantization, SnapKV
+from grace_opt.hf.engine import saving
 from tests.hf.test_saving import filled, go_on, kind, same_bits  # noqa: F401  (a fixture)
 
 KINDS = ["plain", "evicted", kind("all at once"), "sliding and full", "empty"]

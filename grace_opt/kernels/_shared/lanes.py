@@ -1,8 +1,8 @@
 """`Lanes`: a numba type for vectors of eight or sixteen float32 numbers, or int32, and memory access by address.
 
-For loops whose numbers must stay in registers (sums in `grace_opt.kernels.decode.cpu`, costs in
-`grace_opt.kernels.coding.cpu.trellis`). They run on every processor: LLVM splits vectors if registers are narrower.
-Where they are, sixteen lanes need too many registers; `WIDEST` says whether to use them.
+For loops whose numbers must stay in registers (sums in `grace_opt.kernels.cache.decode.cpu`, costs in
+`grace_opt.kernels.cache.coding.cpu.trellis`). They run on every processor: LLVM splits vectors if registers are
+narrower. Where they are, sixteen lanes need too many registers; `WIDEST` says whether to use them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,68 @@
+"""Operations on four rows of numbers in vectors of eight, shared by the parts of the decoding kernel.
+
+The sums of four rows stay in registers, which LLVM's own vectoriser does not achieve. Addresses are plain integers, in
+bytes.
+"""
+
+from __future__ import annotations
+
+from ...._shared.jit import part
+from ...._shared.lanes import load, load_one, multiply_add, spread, store, store_one, store_some, total
+from ..forms import LANES
+
+#: Bytes of a float32, of an int64, and of a vector.
+BYTES, PLACE = 4, 8
+WHOLE = LANES * BYTES
+
+
+@part
+def add_products(at, step, x, a, b, c, d):
+    """Four rows of eight numbers each, from `at` on and `step` apart, times `x`, added to the four sums."""
+    return (
+        multiply_add(load(at), x, a),
+        multiply_add(load(at + step), x, b),
+        multiply_add(load(at + 2 * step), x, c),
+        multiply_add(load(at + 3 * step), x, d),
+    )
+
+
+@part
+def add_multiples(at, step, x, a, b, c, d):
+    """Four single numbers, from `at` on and `step` apart, times `x`, added to the four sums."""
+    return (
+        multiply_add(spread(load_one(at)), x, a),
+        multiply_add(spread(load_one(at + step)), x, b),
+        multiply_add(spread(load_one(at + 2 * step)), x, c),
+        multiply_add(spread(load_one(at + 3 * step)), x, d),
+    )
+
+
+@part
+def load_four(at, step):
+    """Eight numbers of each of four rows."""
+    return load(at), load(at + step), load(at + 2 * step), load(at + 3 * step)
+
+
+@part
+def store_four(at, step, a, b, c, d):
+    """Eight numbers of each of four rows."""
+    store(at, a)
+    store(at + step, b)
+    store(at + 2 * step, c)
+    store(at + 3 * step, d)
+
+
+@part
+def store_some_of_four(at, step, count, a, b, c, d):
+    """The first `count` of eight numbers of each of four rows."""
+    store_some(at, a, count)
+    store_some(at + step, b, count)
+    store_some(at + 2 * step, c, count)
+    store_some(at + 3 * step, d, count)
+
+
+@part
+def store_pair(place, a, b):
+    """The sums of two vectors, side by side."""
+    store_one(place, total(a))
+    store_one(place + BYTES, total(b))

@@ -1,0 +1,120 @@
+"""Attention over few of the stored tokens on the CPU: passes tensors, by address, to the compiled loop of
+:mod:`grace_opt.kernels.cache.reading.cpu`.
+
+When: on a CPU, in float32, for one new token, without softcap, gradients or attention weights;
+`tensors.unsupported_reason` says why not. Keys are read in place if channels are adjacent.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ....errors import CacheError
+from ..._shared.threads import call_in_threads
+from ..decode.forms import LANES, ROWS
+from .forms import ABOUT, BUCKETS, CODES, DONE, LEVELS, LOWER, MORE_CHOSEN, OF_ITEM, READ, REAL, SCORED, STOP, UPPER
+from .reference import Few, units_at_a_time
+from .stored import Stored
+from .tensors import ALONE_BELOW, PIECES, check, check_shapes, kept_of, place, place_step, rowwise, unsupported_reason
+from .units import ROOM, FirstChannels, PageRanges, Units
+
+
+def read_attention(
+    query: Tensor,
+    stored: Stored,
+    units: Units,
+    least: Tensor,
+    most: int,
+    epsilon: float | None = None,
+    top_p: float | None = None,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+) -> Few:
+    """Compute what `grace_opt.kernels.cache.reading.reference.attention` defines, whose parameters these are.
+
+    Raises
+    ------
+    CacheError
+        If there is an `unsupported_reason`, or shapes do not match.
+    """
+    reason = unsupported_reason(query, stored, attention_mask, softcap, units)
+    if reason is not None:
+        raise CacheError(f"the compiled reading kernel cannot be used: {reason}; use its reference")
+    batch, query_heads, _, width = query.shape
+    heads, old, kept = stored.keys.shape[1:]
+    (sinks, _, tail), value_width, group = stored.lengths, stored.tail_values.shape[3], query_heads // heads
+    check(query, stored, {"least": (least, (batch,))})
+    lead = units.lead if isinstance(units, FirstChannels) else 0
+    # All tensors are kept alive until the kernel is done: it gets only their addresses.
+    places = kept_of(units, stored, lambda places: _place_units(units, stored, places))
+    kind, news = place_step(places, query, stored, attention_mask)
+    items = batch * heads
+    runs = -(-PIECES // max(items, 1))
+    numbers = heads, group, width, kept, value_width, sinks, old, tail, units.units, units.size, units.first, lead
+    sizes = np.array([*numbers, kind, runs], np.int64)
+    scale = width**-0.5 if scaling is None else scaling
+    factors = np.array([scale, -1.0 if epsilon is None else epsilon, -1.0 if top_p is None else top_p], np.float64)
+    starts = np.array([least.numpy(), least.numpy() if epsilon is None else units_at_a_time(units).numpy()], np.int64)
+    output = query.new_empty(batch, 1, query_heads, value_width)
+    bound = query.new_empty(batch, query_heads, dtype=torch.float64)
+    told = np.zeros((items, REAL + runs), np.int64)
+    if output.numel():
+        from .cpu import attend_few_at
+
+        room, columns, wide = -(-group // ROWS) * ROWS, _rounded(units.units + LANES), _rounded(value_width)
+        # In bytes: scores, steps below the first, numbers at each step, what is chosen, numbers of rows, states.
+        parts = [4 * room * columns, 2 * columns, 8 * BUCKETS, 8 * columns, 8 * ABOUT * group]
+        parts.append(4 * (runs + 1) * (2 * group + room * wide))
+        work = torch.empty(items * sum(parts), dtype=torch.uint8, device="cpu")
+        at = [work.data_ptr() + items * sum(parts[:number]) for number in range(len(parts))]
+        taken = np.zeros(1 + items * OF_ITEM, np.int64)
+        addresses = [each.ctypes.data for each in (taken, places, sizes, factors, starts)]
+        addresses += [output.data_ptr(), bound.data_ptr()]
+        shapes = [SCORED, batch, query_heads, value_width, heads, room, columns, units.units, runs]
+        data = np.array([*addresses, *shapes, *at[:5], told.ctypes.data, at[5], wide], np.int64)
+        alone = items * (old + tail) * (kept + value_width) < ALONE_BELOW
+
+        def run(phase: int, most: int) -> None:
+            taken[0], data[len(addresses)] = 0, phase
+            call_in_threads(attend_few_at, data.ctypes.data, most, alone=alone)
+
+        run(SCORED, items * runs)
+        while epsilon is not None and (told[:, DONE] < told[:, STOP]).any():
+            taken[:] = 0
+            run(MORE_CHOSEN, items)
+            run(READ, items * runs)
+    del news
+    return Few(output, bound, torch.from_numpy(told[:, REAL:].sum(1)).view(batch, heads))
+
+
+def _place_units(units: Units, stored: Stored, places: npt.NDArray[np.int64]) -> list[Tensor]:
+    """Check the shapes of what is read in every step; write where pages' ranges, or channels' scores, are."""
+    (batch, heads, old, kept), count = stored.keys.shape, units.units
+    expected: dict[str, tuple[int, ...]] = {"counts": (batch, count), "reach": (batch, heads, kept)}
+    if isinstance(units, FirstChannels):
+        expected["norms"] = batch, heads, old
+        expected["mean"] = batch, heads, kept - units.lead
+        expected["codes"] = batch, heads, units.lead, -(-old // ROOM) * ROOM
+        expected["levels"] = batch, heads, 3, units.lead
+    elif isinstance(units, PageRanges):
+        expected["lower"] = expected["upper"] = batch, heads, -(-max(old - units.first, 0) // units.size) + 1, kept
+    check_shapes({name: (getattr(units, name), shape) for name, shape in expected.items()})
+    if isinstance(units, PageRanges):
+        pair = [rowwise(units.lower), rowwise(units.upper)]
+        places[LOWER], places[UPPER] = (place(t) for t in pair)
+        return pair
+    assert isinstance(units, FirstChannels)
+    pair = [units.norms.float().contiguous(), units.mean.float().contiguous()]
+    codes, levels = units.codes.contiguous(), units.levels.contiguous()
+    places[CODES], places[LEVELS] = place(codes), place(levels)
+    places[LOWER], places[UPPER] = [*place(pair[0])[:3], 4, 0], [*place(pair[1])[:3], 0, 4]
+    return [*pair, codes, levels]
+
+
+def _rounded(count: int) -> int:
+    """Round up to whole pairs of vectors."""
+    return -(-count // (2 * LANES)) * 2 * LANES
