@@ -38,8 +38,8 @@ from bench.real_model import digest, read_record
 from bench.report import add_options, read_results, write_results
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import CacheConfig, CompressedCache, Quantization, attention_implementation
-from grace_opt.hf.engine.report import tensors_in
 from grace_opt.hf.models import disable_progress_bars, load_model
+from grace_opt.hf.stores.counting import tensors_in
 
 ROOT = Path(__file__).parent.parent
 #: Longer than any prompt: until a question is known, all of a text is a first chunk.

@@ -252,7 +252,7 @@ def check(layer: tuple[Any, Tensor, Tensor, Tensor]) -> None:
     """Stop unless reading in place gives what dense copies give."""
     old, query, tail, values = layer
     found = attention_in_place(nn.Identity(), query, tail, values, None, old, query.shape[3] ** -0.5)
-    keys, values = old.full_width(tail, values)
+    keys, values = old.dense(tail, values)
     expected = nn.functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True).transpose(1, 2)
     if found is None or not torch.allclose(found[0], expected, atol=1e-5):
         raise SystemExit("reading codes in place gives other numbers than dense copies: nothing is worth timing")

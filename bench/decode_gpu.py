@@ -100,7 +100,7 @@ def attend(layer: Any, query: Tensor) -> Tensor:
 
 def check(layer: Any, query: Tensor) -> None:
     """Stop unless reading in place gives what dense copies give, within what bfloat16 allows."""
-    keys, values = (part.float() for part in layer.compressed.full_width(layer.tail.keys, layer.tail.values))
+    keys, values = (part.float() for part in layer.compressed.dense(layer.tail.keys, layer.tail.values))
     expected = nn.functional.scaled_dot_product_attention(query.float(), keys, values, enable_gqa=True).transpose(1, 2)
     error = (attend(layer, query).float() - expected).abs().max()
     if not error <= 2.0**-7 * expected.abs().max():

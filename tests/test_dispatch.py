@@ -14,8 +14,8 @@ from grace_opt import MaskProvider, interaction_matrix, solve
 from grace_opt._util.quiet import quietly as quiet_block
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError
-from grace_opt.hf.engine.masking import kept_channels
 from grace_opt.hf.stores.channels.attention import pruned_attention
+from grace_opt.hf.stores.channels.kept import kept_channels
 from grace_opt.hf.stores.channels.storage import Compressed
 from grace_opt.kernels._shared import compiling, dispatch
 from grace_opt.kernels._shared.operation import Triton

@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicCache, QuantizedCache
 from grace_opt import ChannelMask, MaskProvider
 from grace_opt.attention.provider import PRESETS
 from grace_opt.hf import CompressedCache, Quantization
-from grace_opt.hf.engine.report import storages
+from grace_opt.hf.stores.counting import storages
 
 Mark = Any  #: Seconds, or a ``torch.cuda.Event``.
 

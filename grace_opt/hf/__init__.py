@@ -46,7 +46,7 @@ from .models.recording import CapturedAttention, capture_attention, register_cap
 from .settings.config import CacheConfig  # noqa: E402
 from .settings.quantization import Quantization  # noqa: E402
 from .settings.reading import TopTokens  # noqa: E402
-from .stores.channels.tally import LayerReading, ReadReport  # noqa: E402
+from .stores.tally import LayerReading, ReadReport  # noqa: E402
 from .tools.learned import learn_masks  # noqa: E402
 from .tools.tune import tune  # noqa: E402
 

@@ -91,7 +91,7 @@ def widths(cache):
 
 def kept(cache):
     """The kept channels as the layers store them."""
-    return [torch.cat([run.kept_indices for run in layer.compressed.groups], dim=1).tolist() for layer in cache.layers]
+    return [layer.compressed.kept_channels().tolist() for layer in cache.layers]
 
 
 def saved(model, folder, rank):

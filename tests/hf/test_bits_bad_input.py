@@ -27,7 +27,7 @@ from grace_opt.hf import (
 )
 from grace_opt.hf.bases.calibrated import CalibratedBasis
 from grace_opt.hf.models.observation import Observation
-from grace_opt.hf.stores.channels.storage import Tail
+from grace_opt.hf.stores.tail import Tail
 from tests.hf.conftest import build
 
 NOT_NUMBERS = (0, -1, 16.5, math.nan, math.inf, True, "2", np.array([2.0, 3.0]), [2, 3], {}, 10**400)
@@ -357,7 +357,8 @@ class TestNumbers:
     def check(layer, keys, values, share):
         """All decoded numbers are finite and near the given ones, also those of a block that is appended."""
         old, block = layer.compressed.length, slice(40, 104)
-        layer._move_block(Tail(keys[:, :, block], values[:, :, block]))
+        newer = Tail(keys[:, :, block], values[:, :, block])
+        layer.compressed = layer.compressed.extended(layer.plan, newer)
         for decoded, given in zip(layer.full_width(), (keys, values), strict=True):
             decoded, given = decoded.double(), given.double()
             assert decoded.isfinite().all()

@@ -20,6 +20,7 @@ from grace_opt.hf.bases.calibrated import CalibratedBasis
 from grace_opt.hf.engine import saving
 from grace_opt.hf.stores.coded import waiting as waits
 from grace_opt.hf.stores.coded.coded import CodedTokens
+from grace_opt.hf.stores.tail import Tail
 from tests import children
 from tests.hf.conftest import build
 from tests.hf.test_saving import MIXED, same_tensors
@@ -263,7 +264,7 @@ def usable(path, model, padding, what):
         go_on(model, loaded, padding, loaded.get_seq_length() + 1)
         for layer in loaded._pruned_layers()[:1]:
             block = torch.ones(2, 2, 16, 16)
-            grown = layer.compressed.extended(block, block)
+            grown = layer.compressed.extended(layer.plan, Tail(block, block))
             settled = grown.settled(layer.plan, torch.ones(2, 2, 3, grown.waiting))
             parts = [row.waiting_coordinates() for row in grown.rows if row.waits]
             parts += [each.coordinates() for row in settled.rows for each in row.segments]

@@ -13,7 +13,6 @@ from grace_opt.attention.masks import ChannelMask
 from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import CacheError, GraceError, MaskError, OptionError, ProblemError, UnknownSolverError
 from grace_opt.hf import CompressedCache, SnapKV
-from grace_opt.hf.engine.compression import compress
 
 
 class TestForgottenAttention:
@@ -135,15 +134,18 @@ class TestInterrupted:
         """All layers have all tokens then, and one would stay dense."""
         model, prompt, calls = tiny(), prompt.repeat(1, 4), []
 
-        def stop(plan, *given):
+        cache = CompressedCache(model, **settings) if "bits" in settings else prune(model, **settings)
+        maker = type(cache.maker)
+        right = maker.of_prompt
+
+        def stop(self, plan, *given):
             calls.append(plan.index)
             if plan.index == 1:
                 raise error
-            return compress(plan, *given)
+            return right(self, plan, *given)
 
-        cache = CompressedCache(model, **settings) if "bits" in settings else prune(model, **settings)
         with monkeypatch.context() as patch:
-            patch.setattr("grace_opt.hf.engine.layer.compress", stop)
+            patch.setattr(maker, "of_prompt", stop)
             with pytest.raises(error), torch.no_grad():
                 model(prompt, past_key_values=cache)
         assert calls == [0, 1]

@@ -14,8 +14,8 @@ from grace_opt.errors import CacheError
 from grace_opt.hf import CompressedCache, Quantization, SnapKV
 from grace_opt.hf.engine import saving
 from grace_opt.hf.engine.in_step import InStep
-from grace_opt.hf.engine.report import storages
 from grace_opt.hf.models.foreign_layers import states_of
+from grace_opt.hf.stores.counting import storages
 from tests.hf.conftest import SIZES, build
 from tests.hf.every_family import kinds
 from tests.hf.every_family import tiny as tiny_of

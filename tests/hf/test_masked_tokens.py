@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 
 from grace_opt.hf import CompressedCache, Quantization
-from grace_opt.hf.engine.compression import with_real_alone
+from grace_opt.hf.stores.packed.masked import with_real_alone
 from tests.hf.test_defaults import CACHES, WINDOWS, model, tokens
 
 MORE = {

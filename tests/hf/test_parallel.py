@@ -14,11 +14,11 @@ from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError, MaskError
 from grace_opt.hf import CompressedCache, calibrate_basis
 from grace_opt.hf.engine.layer import PrunedKeyLayer
-from grace_opt.hf.engine.masking import kept_channels
-from grace_opt.hf.engine.static_masks import StaticMask
-from grace_opt.hf.models.fingerprint import fingerprint
 from grace_opt.hf.models import placement
+from grace_opt.hf.models.fingerprint import fingerprint
 from grace_opt.hf.models.placement import layer_devices
+from grace_opt.hf.stores.channels.kept import kept_channels
+from grace_opt.hf.stores.channels.static_masks import StaticMask
 from tests.hf import parallel_worker
 from tests.hf.conftest import OBSERVED, RECENT, build
 
@@ -261,7 +261,7 @@ def elsewhere(monkeypatch):
         if layer.tail is not None:
             layer.tail.map(change)
         if layer.compressed is not None:
-            layer.compressed = layer.compressed._changed(change)
+            layer.compressed = layer.compressed.changed(change)
 
     monkeypatch.setattr(PrunedKeyLayer, "_move", move)
     return moves

@@ -12,7 +12,7 @@ from transformers import MllamaConfig, MllamaForConditionalGeneration
 from grace_opt.attention import weights
 from grace_opt.errors import CacheError
 from grace_opt.hf import CompressedCache, SnapKV, attach, calibrate
-from grace_opt.hf.engine import channel_choice
+from grace_opt.hf.stores.channels import choice as channel_choice
 from tests.hf.conftest import OBSERVED, RECENT, SIZES
 
 WINDOWS = {"recent_window": RECENT, "observation_window": OBSERVED}

@@ -27,13 +27,13 @@ from ...problem import Problem
 from ...registry import MethodOptions
 from ..bases.texts import all_token_ids
 from ..engine.cache import CompressedCache
-from ..engine.channel_choice import check_usable, mask_that_prunes_nothing, prunes_nothing
 from ..models.arguments import DEFAULT_METHOD, require_model
 from ..models.fingerprint import fingerprint
 from ..models.placement import input_device
 from ..models.recording import capture_attention
 from ..settings.bits import BUDGETS
 from ..settings.config import CacheConfig
+from ..stores.channels.choice import check_usable, mask_that_prunes_nothing, prunes_nothing
 
 #: Settings of a cache that do not affect which channels are chosen from whole texts.
 _NOT_ASKED = frozenset(

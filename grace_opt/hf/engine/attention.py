@@ -27,10 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._util.arrays import without_autocast
 from ...errors import CacheError
-from ...kernels.cache.decode.reference import causal_mask
-from ..bases.importance import tail_attention
 from ..models.attention import (
     BASE_IMPLEMENTATIONS,
     Attended,
@@ -42,18 +39,8 @@ from ..models.attention import (
 )
 from ..models.compat import weights_may_be_read
 from ..models.observation import Observation
-from ..stores.channels.attention import (
-    check_mask_covers_cache,
-    gather_mask_columns,
-    scatter_channels,
-    weights_in_sequence,
-)
-from ..stores.channels.by_heads import ByHeads
-from ..stores.channels.fused import fused_attention
-from ..stores.channels.reading import read_attention
-from ..stores.channels.storage import Compressed
-from ..stores.coded.coded import CodedTokens, added_attention
-from ..stores.coded.in_place import attention_in_place
+from ..stores.masks import causal_mask, check_mask_covers_cache, gather_mask_columns, weights_in_sequence
+from ..stores.store import Step, Store
 from .layer_context import LayerProtocol, context_of
 
 MAX_FUSED_QUERIES = 32
@@ -97,10 +84,9 @@ def pruning_function(base_name: str) -> AttentionFunction:
         is_owner = layer.attended()
         if is_owner:
             layer.check_filled_by(module)
-        if layer.plan.config.read is not None:
-            _refuse_unsupported(module, kwargs, "leave out read=")
-        elif layer.plan.config.fused and layer.plan.bits is None:
-            _refuse_unsupported(module, kwargs, "write fused=False among the settings of CompressedCache() or attach()")
+        instead = layer.maker.instead_of_terms(layer.plan)
+        if instead is not None:
+            _refuse_unsupported(module, kwargs, instead)
         if old is not None:
             output, weights = _decoded(base_name, module, query, key, value, attention_mask, layer, old, kwargs)
             return output, None if weights is None else weights_in_sequence(weights, old)
@@ -134,63 +120,24 @@ def _decoded(
     value: Tensor,
     attention_mask: Tensor | None,
     layer: LayerProtocol,
-    old: Compressed | ByHeads | CodedTokens,
+    old: Store,
     kwargs: dict[str, Any],
 ) -> Attended:
     """Compute attention of new tokens over the compressed part and the dense tail."""
     fused = layer.plan.config.fused and query.shape[2] <= MAX_FUSED_QUERIES
     want_weights = base_name == "eager" and (bool(kwargs.get("output_attentions")) or weights_may_be_read(module))
-    if fused and isinstance(old, Compressed) and old.index is not None and old.pruned_keys.shape[2]:
-        few: Attended = read_attention(
-            module, query, tail, value, attention_mask, old, layer.tally, want_weights, **kwargs
-        )
-        return few
-    if fused and isinstance(old, Compressed):
-        return fused_attention(module, query, tail, value, attention_mask, old, want_weights, **kwargs)
-    if isinstance(old, ByHeads):
-        if fused and not want_weights:
-            return _decoded_by_heads(module, query, tail, value, attention_mask, old, kwargs), None
-        if attention_mask is None:
-            attention_mask = _mask(module, base_name, query, old.length + tail.shape[2], kwargs.get("is_causal"))
+    step = Step(module, query, tail, value, attention_mask, want_weights, layer.tally, kwargs)
+    found = old.attend(step) if fused else None
+    if found is not None:
+        return found
+    if attention_mask is None and old.needs_mask:
+        attention_mask = _mask(module, base_name, query, old.length + tail.shape[2], kwargs.get("is_causal"))
     if attention_mask is not None:
         check_mask_covers_cache(module, attention_mask, old, tail.shape[2])
         attention_mask = gather_mask_columns(attention_mask, old, query.shape[1])
-    scaling, softcap = logit_scaling(query, kwargs), kwargs.get("softcap")
-    if fused and isinstance(old, CodedTokens) and not want_weights:
-        given = {**kwargs, "scaling": scaling}
-        found = attention_in_place(module, query, tail, value, attention_mask, old, received=layer.received, **given)
-        if found is not None:
-            output, layer.received = found
-            return output, None
-    keys, values = scatter_channels(old, tail, value)
-    if isinstance(old, CodedTokens):
-        newest = old.waiting + tail.shape[2]
-        with without_autocast(keys):
-            now = tail_attention(query, keys, attention_mask, newest, scaling, softcap)
-            layer.received = added_attention(layer.received, now)
+    keys, values = old.dense(tail, value)
+    old.attended(keys, step, attention_mask)
     return base_function(base_name, module)(module, query, keys, values, attention_mask, **kwargs)
-
-
-def _decoded_by_heads(
-    module: nn.Module,
-    query: Tensor,
-    tail: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    old: ByHeads,
-    kwargs: dict[str, Any],
-) -> Tensor:
-    """Compute the same for heads that keep different numbers of tokens, one group of heads after the other."""
-    group = query.shape[1] // tail.shape[1]
-    found = []
-    for part, heads in old.by_heads():
-        asking = slice(group * heads.start, group * heads.stop)
-        mask = attention_mask
-        if mask is not None and mask.shape[1] > 1:
-            mask = mask[:, asking]
-        newer = tail[:, heads], value[:, heads]
-        found.append(fused_attention(module, query[:, asking], *newer, mask, part, False, **kwargs)[0])
-    return torch.cat(found, dim=2)
 
 
 def _mask(module: nn.Module, base_name: str, query: Tensor, length: int, is_causal: bool | None) -> Tensor:
@@ -211,7 +158,7 @@ def _candidates(
     value: Tensor,
     attention_mask: Tensor | None,
     layer: LayerProtocol,
-    old: Compressed | ByHeads | CodedTokens,
+    old: Store,
     behind: int,
     attended: Attended,
     kwargs: dict[str, Any],

@@ -40,16 +40,18 @@ from ..models.placement import layer_devices
 from ..models.prunable import prunable_layers, text_config
 from ..settings.bits import BUDGETS, DEFAULT_BITS, NO_BASIS, OF_PROMPT
 from ..settings.config import CacheConfig
-from ..stores.channels.tally import LayerReading, ReadReport
-from ..stores.coded.coded import CodedTokens
+from ..stores.channels.compress import CHANNELS
+from ..stores.channels.kept import mask_from_kept
+from ..stores.channels.static_masks import static_sources
+from ..stores.coded.maker import CODED
+from ..stores.maker import StoreMaker
 from ..stores.plan import LayerPlan, MaskSource
+from ..stores.tally import LayerReading, ReadReport
 from .in_step import InStep, all_or_none
 from .layer import PrunedKeyLayer
 from .mask_source import check_no_settings, forgotten_source, no_source, settings_of
-from .masking import mask_from_kept
 from .report import MemoryReport, measure
 from .saving import load_about, restore_layers, save_layers
-from .static_masks import static_sources
 
 
 class CompressedCache(Cache):
@@ -171,12 +173,14 @@ class CompressedCache(Cache):
         if self.config.is_coded:
             asked = config is not None or any(given.get(name) is not None for name in BUDGETS)
             self.budget = self._budget(model, len(layers), asked)
+        self.maker: StoreMaker = CODED if self.config.is_coded else CHANNELS
         chunk_size = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
         for index, source in self._sources(len(layers), provider, masks).items():
             # The last one: where an eviction leaves layers different numbers of tokens, that has the fewest.
             announces = index == self.prunable_layers[-1]
             layers[index] = PrunedKeyLayer(
-                LayerPlan(index, len(layers), source, self.config, chunk_size, announces, self.budget)
+                LayerPlan(index, len(layers), source, self.config, chunk_size, announces, self.budget),
+                self.maker,
             )
         self._last_updated: PrunedKeyLayer | None = None
         self.left_out: str | None = None
@@ -394,8 +398,9 @@ class CompressedCache(Cache):
                     f"prompt longer than recent_window={self.config.recent_window}; run the model on a longer "
                     "prompt, or write a smaller recent_window"
                 )
-            assert not isinstance(layer.compressed, CodedTokens)
-            kept = torch.cat([group.kept_indices for group in layer.compressed.groups], dim=1)
+            kept = layer.compressed.kept_channels()
+            if kept is None:
+                raise CacheError(f"no channel is pruned: {type(layer.compressed).__name__} stores them all")
             masks.append(mask_from_kept(kept, layer.head_dim))
         return ChannelMask.stack(masks, fingerprint=self.fingerprint())
 

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import torch
 
 from ..settings.reading import SAMPLING
-from ..stores.channels.by_heads import ByHeads
-from ..stores.channels.storage import Compressed
 from .layer import PrunedKeyLayer
 
 
@@ -24,7 +22,7 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
     layers : sequence of PrunedKeyLayer
         The prunable layers of a cache, at least one.
     """
-    config, old = layers[0].plan.config, [layer.compressed for layer in layers]
+    config = layers[0].plan.config
     if not any(layer.get_seq_length() for layer in layers) or any(layer.prompt.waiting for layer in layers):
         return ()
     if any(layer.evicted_length for layer in layers):
@@ -43,22 +41,21 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
                 less = "fewer tables, or more hash_bits"
             found.append(f"{config.read} has left no token unread: write {less}")
         if config.read.by == SAMPLING:
-            found.append(_time_of_samples(old[0]))
-    elif (
-        config.quantize is None
-        and config.evict is None
-        and all(
-            isinstance(each, Compressed | ByHeads) and each.groups[0].kept_indices.shape[-1] == layer.head_dim
-            for each, layer in zip(old, layers, strict=True)
-        )
-    ):
+            found.append(_time_of_samples(layers[0]))
+    elif config.quantize is None and config.evict is None and all(_keeps_all_channels(layer) for layer in layers):
         found.append("no channel is dropped, so keys take as many bytes as dense ones: write a larger ratio")
     return tuple(found)
 
 
-def _time_of_samples(old: object) -> str:
-    assert isinstance(old, Compressed), "read= refuses all else"
-    where = old.sink_keys
+def _keeps_all_channels(layer: PrunedKeyLayer) -> bool:
+    """Whether a layer has a store that could drop channels, and drops none."""
+    kept = None if layer.compressed is None else layer.compressed.kept_channels()
+    return kept is not None and kept.shape[-1] == layer.head_dim
+
+
+def _time_of_samples(layer: PrunedKeyLayer) -> str:
+    assert layer.tail is not None, "it has a store"
+    where = layer.tail.keys
     if where.is_cpu and where.dtype == torch.float32:
         return "a sample takes about as much time as reading all: all codes are compared in each step"
     return (

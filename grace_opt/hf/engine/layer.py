@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers.cache_utils import DynamicLayer
 
 from ..._util.arrays import without_autocast
@@ -36,23 +35,18 @@ from ...errors import CacheError, OptionError
 from ..models.compat import crop_is_relative
 from ..models.filler import Filler
 from ..models.observation import Observation
-from ..settings.bits import OF_PROMPT
-from ..stores.channels.attention import scatter_channels
-from ..stores.channels.by_heads import ByHeads
-from ..stores.channels.storage import Compressed, StoredTensor, Tail
-from ..stores.channels.tally import ReadTally
-from ..stores.coded.code_prompt import MIN_TOKENS
-from ..stores.coded.coded import CodedTokens
-from ..stores.coded.waiting import ready
+from ..stores.channels.choice import raise_for_verdict
+from ..stores.maker import StoreMaker
+from ..stores.old_tokens import without_full_mask
+from ..stores.packed.tokens import StoredTensor
 from ..stores.plan import LayerPlan
-from .channel_choice import check_numbers, raise_for_verdict
-from .compression import compress, with_real_alone
+from ..stores.store import Store
+from ..stores.tail import Tail
+from ..stores.tally import ReadTally
 from .layer_context import LayerContext, with_context
 from .prompt import NO_TOKENS, Prompt
 
 _CROP_IS_RELATIVE = crop_is_relative()
-# Written here, as a union in a step would be made in every step.
-_PRUNED, _IN_ANOTHER_ORDER = (Compressed, ByHeads), (CodedTokens, ByHeads)
 
 
 class PrunedKeyLayer(DynamicLayer):
@@ -61,18 +55,17 @@ class PrunedKeyLayer(DynamicLayer):
     Parameters
     ----------
     plan : LayerPlan
-        How this layer is to be pruned.
+        How this layer's tokens are to be stored.
+    maker : StoreMaker
+        Makes the store of its older tokens.
     """
 
-    def __init__(self, plan: LayerPlan) -> None:
+    def __init__(self, plan: LayerPlan, maker: StoreMaker) -> None:
         super().__init__()
-        self.plan = plan
+        self.plan, self.maker = plan, maker
         self.prompt = Prompt(plan)
         self.tail: Tail | None = None
-        self.compressed: Compressed | ByHeads | CodedTokens | None = None
-        #: The attention that waiting tokens and the tail's received from later queries, ``(B, H, 3, n)``: see
-        #: `grace_opt.hf.bases.importance.tail_attention`.
-        self.received: Tensor | None = None
+        self.compressed: Store | None = None
         #: What the steps of `read=` have read.
         self.tally = ReadTally()
         self.head_dim = 0
@@ -123,19 +116,19 @@ class PrunedKeyLayer(DynamicLayer):
             tail = self._compress(over, tail.keys, tail.values)
         if self._fresh and self.compressed is not None:
             self.compressed, self._fresh = self.compressed.owned(), False
-        if isinstance(self.compressed, _PRUNED) and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if self.compressed is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self.compressed = self.compressed.outside_inference()
-        if isinstance(self.compressed, CodedTokens):
-            # Before the new tokens come: those here have been attended to, which decides their classes, and stay.
+        if self.compressed is not None and self.compressed.appends_attended:
+            # Before the new tokens come: those here have been attended to, and stay.
             self._move_old_tail(0)
             tail = self._stored()
         tail.append(key_states, value_states)
-        if isinstance(self.compressed, _PRUNED):
+        if self.compressed is not None and not self.compressed.appends_attended:
             # Among candidates, only the first token is sure to stay; the others may be cropped again.
             self._move_old_tail(key_states.shape[-2] - 1 if self.prompt.assisted else 0)
         tail, old = self._stored(), self.compressed
         if old is not None and not self.needs_our_attention:
-            return scatter_channels(old, tail.keys, tail.values)  # which suits any attention function
+            return old.dense(tail.keys, tail.values)  # which suits any attention function
         self._awaits_attention = True
         context = LayerContext(self, old)
         return with_context(tail.keys, context), with_context(tail.values, context)
@@ -143,10 +136,7 @@ class PrunedKeyLayer(DynamicLayer):
     @property
     def needs_our_attention(self) -> bool:
         """Whether only grace_opt's attention function can read what is now stored."""
-        old = self.compressed
-        return isinstance(old, _IN_ANOTHER_ORDER) or (
-            old is not None and (old.positions is not None or self.plan.config.fused)
-        )
+        return self.compressed is not None and self.compressed.needs_our_attention(self.plan.config.fused)
 
     def _move_old_tail(self, unsure: int) -> None:
         """Prune each full block of tokens that has left the recent window; unsure tokens do not count."""
@@ -158,28 +148,8 @@ class PrunedKeyLayer(DynamicLayer):
             moved = spare // block * block
             with without_autocast(tail.keys):
                 for first in range(0, moved, block):
-                    self._move_block(tail.cut(first, first + block))
+                    self.compressed = self.compressed.extended(self.plan, tail.cut(first, first + block))
             self.tail = tail.cut(moved, tail.length)
-
-    def _move_block(self, block: Tail) -> None:
-        if isinstance(self.compressed, CodedTokens):
-            self._code_block(self.compressed, block)
-        else:
-            assert self.compressed is not None
-            self.compressed = self.compressed.extended(block)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _code_block(self, compressed: CodedTokens, block: Tail) -> None:
-        old, received = compressed.extended(block.keys, block.values), self.received
-        count = old.waiting
-        if received is None:  # a file without it
-            received = torch.zeros(*block.keys.shape[:2], 3, count, dtype=torch.float32, device=block.keys.device)
-        if not count:  # no row has codes: the block is dense, and nobody will ask
-            self.received = received[..., block.length :].clone()
-        elif coded := ready(count, block.length):
-            old = old.settled(self.plan, received[..., :coded])
-            self.received = received[..., coded:].clone()
-        self.compressed = old
 
     # --------------------------------------- with the attention function
 
@@ -248,9 +218,10 @@ class PrunedKeyLayer(DynamicLayer):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _compress(self, over: Observation, keys: Tensor, values: Tensor) -> Tail:
         self.interrupted = True
-        self._verdict = check_numbers(self.plan, over, keys, values)
+        self._verdict = self.maker.check_numbers(self.plan, over, keys, values)
         with without_autocast(keys):
-            found = compress(self.plan, over, keys[:, :, : over.length], values[:, :, : over.length])
+            prompt = keys[:, :, : over.length], values[:, :, : over.length]
+            found = self.maker.of_prompt(self.plan, without_full_mask(over), *prompt)
         self.interrupted = False
         if found is None:
             self._announce_short(over.length)
@@ -258,17 +229,8 @@ class PrunedKeyLayer(DynamicLayer):
         tail, home = Tail(keys, values).beyond(found.length), self._stored().keys.device
         if not any(_share(part, values) for part in found.parts().values()):  # nothing else needs the prompt's values
             tail = tail.cut(0, tail.length)
-        config = self.plan.config
-        if over.valid is not None and config.quantize is not None and config.tail_block is not None:
-            newer = tail.length + found.length - over.length  # candidates, behind the prompt
-            real = functional.pad(over.valid[:, None, found.length :], (0, newer), value=True)
-            tail = Tail(*(with_real_alone(part, real) for part in (tail.keys, tail.values)))
-        if isinstance(found, CodedTokens):
-            short = sum(not row.tokens for row in found.rows)
-            if short == len(found.rows):
-                self._announce_short(found.stored + tail.length)
-            elif short:
-                self._announce_short_rows(short, len(found.rows))
+        tail = found.real_alone(self.plan, over, tail)
+        self._announce(found.warning(self.plan, tail.length))
         if home != keys.device:  # an offloading cache has moved the layer away meanwhile
             found = found.to(home)
             tail.map(lambda tensor: tensor.to(home, non_blocking=True))
@@ -276,60 +238,19 @@ class PrunedKeyLayer(DynamicLayer):
         return tail
 
     def _announce_short(self, length: int) -> None:
-        if self.plan.announces and not self._announced:
-            self._announced = True
-            config, tokens = self.plan.config, "1 token" if length == 1 else f"{length} tokens"
-            recent, first = config.recent_window, config.sink_tokens
-            if self.plan.bits is not None:
-                warn(
-                    f"the prompt has {tokens}{' left' if self.plan.config.evict else ''} and stays dense: bits "
-                    f"are given from {recent + first + MIN_TOKENS} tokens on (sink_tokens={first}, "
-                    f"recent_window={recent} and {MIN_TOKENS} more)"
-                    if length < recent + first + MIN_TOKENS
-                    else f"the prompt of {length} tokens stays dense: means, widths"
-                    f"{', its own basis' * (self.plan.bits.basis == OF_PROMPT)} and classes alone would take more than "
-                    "the bits asked for; write more bits (16 at most)"
-                    + ', or basis="calibrated"'
-                    * (self.plan.bits.basis == OF_PROMPT),
-                )
-                return
-            sinks, groups = f" and the first sink_tokens={first}" if first else "", ""
-            # Settings that, if they alone were smaller, would leave something to prune.
-            causes = {"recent_window": recent and length > first, "sink_tokens": first and length > recent}
-            if config.quantize is not None and config.quantize.keys is not None:
-                groups = f", as do tokens that fill no group_size={config.quantize.group_size}"
-                causes = {"group_size": length > recent + first, **causes}
-            advice = " or ".join(name for name, alone in causes.items() if alone) or "recent_window and sink_tokens"
-            missed = "nothing is pruned; to prune" if config.read is None else "every token is read; to read few of"
-            warn(
-                f"the prompt has {tokens} and the last recent_window={config.recent_window}{sinks} stay dense"
-                f"{groups}, so {missed} prompts this short, write a smaller {advice}",
-            )
+        self._announce(self.maker.why_dense(self.plan, length))
 
-    def _announce_short_rows(self, short: int, rows: int) -> None:
-        if self.plan.announces and not self._announced:
+    def _announce(self, what: str | None) -> None:
+        if what is not None and self.plan.announces and not self._announced:
             self._announced = True
-            config, stay = self.plan.config, "stays" if short == 1 else "stay"
-            least = config.recent_window + config.sink_tokens + MIN_TOKENS
-            warn(
-                f"{short} of the batch's {rows} prompts {stay} dense: bits are given from {least} tokens on, padding "
-                "not counted, and where means, widths and classes alone take no more than the bits asked for",
-            )
+            warn(what)
 
     # -------------------------------------------------------------- sizes
 
     @property
-    def _waiting(self) -> int:
-        """Number of coded tokens that wait for their classes."""
-        return self.compressed.waiting if isinstance(self.compressed, CodedTokens) else 0
-
-    @property
     def pruned_length(self) -> int:
-        """Number of tokens in the pruned, or coded, segment."""
-        old = self.compressed
-        if isinstance(old, CodedTokens):
-            return old.coded
-        return 0 if old is None else max(group.pruned_keys.shape[-2] for group in old.groups)
+        """Number of stored tokens that take less than dense ones."""
+        return 0 if self.compressed is None else self.compressed.compressed
 
     @property
     def evicted_length(self) -> int:
@@ -356,13 +277,9 @@ class PrunedKeyLayer(DynamicLayer):
 
     def stored_parts(self) -> dict[str, StoredTensor]:
         """Return all tensors that the layer keeps alive, by name; the tail's buffers include spare room."""
-        parts: dict[str, StoredTensor] = {} if self.compressed is None else {**self.compressed.parts()}
+        parts: dict[str, StoredTensor] = {} if self.compressed is None else {**self.compressed.held()}
         if self.tail is not None:
             parts["tail_keys"], parts["tail_values"] = self.tail.buffers
-        if self.received is not None:
-            parts["received"] = self.received
-        if isinstance(self.compressed, Compressed) and self.compressed.index is not None:
-            parts |= {f"reading.{name}": part for name, part in self.compressed.index.all_tensors().items()}
         return parts
 
     @property
@@ -390,7 +307,8 @@ class PrunedKeyLayer(DynamicLayer):
     def full_width(self) -> tuple[Tensor, Tensor]:
         """Return all keys at full width, pruned channels as zeros, and all values; takes memory for a dense layer."""
         tail = self._stored()
-        return scatter_channels(self.compressed, tail.keys, tail.values)
+        dense = tail.keys, tail.values
+        return dense if self.compressed is None else self.compressed.dense(*dense)
 
     # --------------------------------------- shrinking, re-ordering, moving
 
@@ -442,12 +360,12 @@ class PrunedKeyLayer(DynamicLayer):
         if self.compressed is not None and keep < old:
             self.compressed = self.compressed.cropped(keep)
         self.tail = tail.cut(0, max(keep - old, 0))
-        if self.received is not None:
-            self.received = self.received[..., : self._waiting + self.tail.length].clone()
+        if self.compressed is not None:
+            self.compressed = self.compressed.before_tail(self.tail.length)
 
     def reset(self) -> None:
         """Forget everything, ready for another prompt."""
-        self.tail = self.compressed = self.received = None
+        self.tail = self.compressed = None
         self.prompt.reset()
         self._filler, self.tally = Filler(), ReadTally()
         self.is_initialized = False
@@ -460,13 +378,8 @@ class PrunedKeyLayer(DynamicLayer):
         self.settle()
         if self.tail is not None:
             self.tail.map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
-        waited = self._waiting
         if self.compressed is not None:
             self.compressed = self.compressed.select(rows)
-        if self.received is not None:
-            # Of rows without codes, which are dense for good, none waits.
-            kept = self.received[..., waited - self._waiting :]
-            self.received = kept.index_select(0, rows.to(self.received.device))
         self.prompt.map_rows(rows)
 
     def offload(self) -> None:
@@ -484,8 +397,6 @@ class PrunedKeyLayer(DynamicLayer):
             self.tail.map(lambda tensor: tensor.to(device, non_blocking=True))
         if self.compressed is not None:
             self.compressed = self.compressed.to(device)
-        if self.received is not None:
-            self.received = self.received.to(device, non_blocking=True)
 
     # ------------------------------------------------------------- checks
 

@@ -1,6 +1,6 @@
 """`LayerContext`: what a layer passes to the attention function along with its keys.
 
-It holds the layer and its compressed part. `with_context` attaches it to the keys and values that ``update`` returns,
+It holds the layer and its store. `with_context` attaches it to the keys and values that ``update`` returns,
 and `context_of` reads it from them, because transformers' attention interface in between passes only tensors.
 """
 
@@ -11,11 +11,10 @@ from typing import NamedTuple, Protocol
 from torch import Tensor, nn
 
 from ..models.observation import Observation
-from ..stores.channels.by_heads import ByHeads
-from ..stores.channels.storage import Compressed
-from ..stores.channels.tally import ReadTally
-from ..stores.coded.coded import CodedTokens
+from ..stores.maker import StoreMaker
 from ..stores.plan import LayerPlan
+from ..stores.store import Store
+from ..stores.tally import ReadTally
 from .prompt import Prompt
 
 
@@ -23,9 +22,9 @@ class LayerProtocol(Protocol):
     """What the attention function needs from a layer: :class:`grace_opt.hf.engine.layer.PrunedKeyLayer` is one."""
 
     plan: LayerPlan
+    maker: StoreMaker
     prompt: Prompt
-    compressed: Compressed | ByHeads | CodedTokens | None
-    received: Tensor | None
+    compressed: Store | None
     tally: ReadTally
 
     def attended(self) -> bool:
@@ -50,7 +49,7 @@ class LayerContext(NamedTuple):
     """
 
     layer: LayerProtocol
-    compressed: Compressed | ByHeads | CodedTokens | None
+    compressed: Store | None
 
 
 def with_context(tensor: Tensor, context: LayerContext) -> Tensor:

@@ -9,18 +9,13 @@ nor ratios: it is negligible for long prompts and would dominate the ratio of a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any
-
-from torch import Tensor, nn
 
 from ..settings.config import CacheConfig
 from ..settings.reading import CHANNELS
-from ..stores.channels.by_heads import ByHeads
-from ..stores.channels.tally import ReadReport, at_confidence
-from ..stores.coded.coded import CodedTokens
-from ..stores.packed.tokens import QuantizedTokens
+from ..stores.counting import storages
+from ..stores.tally import ReadReport, at_confidence
 from .idle import idle_settings
 from .layer import PrunedKeyLayer
 
@@ -259,26 +254,19 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         The rest.
     """
     layers, rest = list(pruned), list(others)
-    sizes: dict[str, int] = dict.fromkeys((*_PARTS, "dense keys", "dense values"), 0)
-    coded: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for layer in layers:
-        old, parts = layer.compressed, layer.stored_parts()
-        if isinstance(old, CodedTokens):
-            coded.update(old.sizes())
-            parts = {name: part for name, part in parts.items() if name not in old.parts()}
-        for name, part in parts.items():
-            sizes[name.partition(".")[0]] += part.nbytes
+        if layer.compressed is not None:
+            sizes.update(layer.compressed.sizes())
         if layer.tail is not None:
             tail, length = layer.tail, layer.get_seq_length()
-            # The unused rest of the buffers is spare room.
-            sizes["tail_keys"] += tail.keys.nbytes - tail.buffers[0].nbytes
-            sizes["tail_values"] += tail.values.nbytes - tail.buffers[1].nbytes
+            # Without the unused rest of the buffers, which is spare room.
+            sizes["tail_keys"] += tail.keys.nbytes
+            sizes["tail_values"] += tail.values.nbytes
             sizes["dense keys"] += tail.keys.shape[:2].numel() * length * layer.head_dim * tail.keys.element_size()
             sizes["dense values"] += tail.values[:, :, :1].nbytes * length if tail.length else 0
             width = layer.head_dim + tail.values.shape[-1]
-            coded["all elements"] += tail.keys.shape[:2].numel() * length * width
-    for name, also in _CODED.items():
-        sizes[name] += sum(coded[each] for each in also)
+            sizes["all elements"] += tail.keys.shape[:2].numel() * length * width
     used = sum(sizes[name] for name in _PARTS)
     evicted = [layer.evicted_length for layer in layers]
     read = ReadReport(tuple(layer.tally.reading(layer.plan.index) for layer in layers))
@@ -288,25 +276,23 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         prunable_layers=len(layers),
         tokens=max(layer.get_seq_length() for layer in layers),
         pruned_tokens=max(layer.pruned_length for layer in layers),
-        pruned_key_bytes=sizes["pruned_keys"],
+        pruned_key_bytes=sizes["keys"],
         dense_key_bytes=sizes["sink_keys"] + sizes["tail_keys"],
-        index_bytes=sizes["kept_indices"] + sizes["positions"] + sizes["received"],
-        value_bytes=sizes["old_values"] + sizes["tail_values"],
+        index_bytes=sizes["indices"],
+        value_bytes=sizes["values"] + sizes["tail_values"],
         spare_bytes=held - used,
         other_bytes=sum(storages([vars(layer) for layer in rest]).values()),
         dense_equivalent_key_bytes=sizes["dense keys"],
         dense_equivalent_value_bytes=sizes["dense values"],
-        code_bytes=coded["key codes"] + coded["value codes"],
-        parameter_bytes=coded["key parameters"] + coded["value parameters"],
-        basis_bytes=coded["key bases"] + coded["value bases"],
-        coded_key_bytes=sum(coded[f"key {part}"] for part in _COUNTED) + coded["classes"] / 2,
-        coded_value_bytes=sum(coded[f"value {part}"] for part in _COUNTED) + coded["classes"] / 2,
-        coded_key_elements=coded["key elements"],
-        coded_value_elements=coded["value elements"],
-        all_elements=coded["all elements"],
-        waiting_tokens=max(
-            layer.compressed.waiting if isinstance(layer.compressed, CodedTokens) else 0 for layer in layers
-        ),
+        code_bytes=sizes["key codes"] + sizes["value codes"],
+        parameter_bytes=sizes["key parameters"] + sizes["value parameters"],
+        basis_bytes=sizes["key bases"] + sizes["value bases"],
+        coded_key_bytes=sum(sizes[f"key {part}"] for part in _COUNTED) + sizes["classes"] / 2,
+        coded_value_bytes=sum(sizes[f"value {part}"] for part in _COUNTED) + sizes["classes"] / 2,
+        coded_key_elements=sizes["key elements"],
+        coded_value_elements=sizes["value elements"],
+        all_elements=sizes["all elements"],
+        waiting_tokens=max(0 if layer.compressed is None else layer.compressed.waiting for layer in layers),
         stored_as=_stored_as(layers[0].plan.config),
         reading_bytes=sizes["reading"],
         read_share=read.share if read.steps else None,
@@ -314,7 +300,8 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         unread_bound_max=read.bound_max if read.steps else None,
         read_confidence=None if layers[0].plan.config.read is None else layers[0].plan.config.read.confidence,
         evicted_tokens=min(evicted),
-        evictions_differ=min(evicted) < max(evicted) or any(isinstance(one.compressed, ByHeads) for one in layers),
+        evictions_differ=min(evicted) < max(evicted)
+        or any(one.compressed is not None and one.compressed.needs_mask for one in layers),
         idle=idle_settings(layers),
     )
 
@@ -327,47 +314,6 @@ def _stored_as(config: CacheConfig) -> str:
     return "whole" if config.quantize is None else "quantised"
 
 
-_PARTS = (
-    *("sink_keys", "pruned_keys", "kept_indices", "old_values", "positions", "tail_keys", "tail_values"),
-    *("received", "reading"),
-)
+#: Kinds of bytes, each counted once.
+_PARTS = ("keys", "sink_keys", "values", "indices", "reading", "tail_keys", "tail_values")
 _COUNTED = ("codes", "parameters", "bases")
-#: Which sizes of `CodedTokens` belong to which part.
-_CODED = {
-    "sink_keys": ("key sinks",),
-    "pruned_keys": tuple(f"key {part}" for part in _COUNTED),
-    "old_values": ("value sinks", *(f"value {part}" for part in _COUNTED)),
-    "kept_indices": ("classes", "tables"),
-    "positions": ("positions",),
-}
-
-
-def storages(part: Any) -> dict[int, int]:
-    """Return the bytes, by address, of every storage that the tensors inside something keep alive."""
-    return {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in tensors_in(part)
-        if tensor.numel()
-    }
-
-
-def tensors_in(part: Any) -> Iterator[Tensor]:
-    """Yield the plain tensors inside lists, dicts and quantised tensors, ours and other libraries'.
-
-    Examples
-    --------
-    >>> import torch
-    >>> [len(one) for one in tensors_in([torch.ones(2), {"scale": torch.ones(3)}, 4])]
-    [2, 3]
-    """
-    if isinstance(part, QuantizedTokens):
-        part = [*part.tensors().values(), *part.places()]
-    elif isinstance(part, dict):
-        part = list(part.values())
-    elif hasattr(part, "__tensor_flatten__"):
-        part = [getattr(part, name) for name in part.__tensor_flatten__()[0]]
-    if isinstance(part, list | tuple):
-        for item in part:
-            yield from tensors_in(item)
-    elif isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
-        yield part

@@ -22,13 +22,8 @@ from ...attention.masks import is_fingerprint
 from ...errors import CacheError
 from ..models.foreign_layers import EMPTY, RECURRENT, states_of, window_of
 from ..settings.bits import BUDGETS
-from ..stores.channels.by_heads import ByHeads
-from ..stores.channels.storage import StoredTensor
-from ..stores.coded.coded import CodedTokens
-from ..stores.coded.saved_row import taken_apart
-from ..stores.packed.tokens import QuantizedTokens
 from .layer import PrunedKeyLayer
-from .saved_layer import SavedLayer, group_prefix
+from .saved_layer import SavedLayer
 
 FILE_FORMAT = TensorFormat("grace_opt.pruned_key_cache", "2", "a saved cache", CacheError, older=("1",))
 CHOSEN_BY = ("method", "provider or masks")
@@ -50,12 +45,7 @@ def save_layers(path: str | os.PathLike[str], layers: list[Any], about: Mapping[
     described = []
     for number, layer in enumerate(layers):
         parts, description = _taken_apart(number, layer)
-        for name, part in parts.items():
-            if isinstance(part, QuantizedTokens):
-                description.setdefault("quantized", {})[name] = part.meta()
-                tensors.update({f"{number}.{name}.{key}": t for key, t in part.tensors().items()})
-            else:
-                tensors[f"{number}.{name}"] = part
+        tensors |= {f"{number}.{name}": part for name, part in parts.items()}
         described.append(description)
     FILE_FORMAT.write(path, tensors, {**about, "layers": described})
 
@@ -143,7 +133,7 @@ def _is_digest(value: Any) -> bool:
     return value is None or isinstance(value, str)
 
 
-def _taken_apart(number: int, layer: Any) -> tuple[Mapping[str, StoredTensor], dict[str, Any]]:
+def _taken_apart(number: int, layer: Any) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
     if not isinstance(layer, PrunedKeyLayer):
         return _foreign_taken_apart(number, layer)
     description: dict[str, Any] = {
@@ -154,25 +144,11 @@ def _taken_apart(number: int, layer: Any) -> tuple[Mapping[str, StoredTensor], d
     if layer.tail is not None:
         if layer.prompt.waiting:
             raise CacheError("the prompt is still coming in chunks; save the cache after the last chunk")
-        parts: dict[str, StoredTensor] = {"tail_keys": layer.tail.keys, "tail_values": layer.tail.values}
-        if isinstance(layer.compressed, CodedTokens):
-            coded, about = taken_apart(layer.compressed)
-            received = layer.stored_parts().get("received")
-            parts |= coded if received is None else {**coded, "received": received}
-            description |= about
-        elif isinstance(layer.compressed, ByHeads):
-            for number, group in enumerate(layer.compressed.groups):
-                parts |= {f"{group_prefix(number)}{name}": part for name, part in group.parts().items()}
-            description["heads"] = [group.kept_indices.shape[1] for group in layer.compressed.groups]
-        elif layer.compressed is not None:
-            parts.update(layer.compressed.parts())
-            if layer.compressed.index is not None:
-                # The rest of the index is made again from the keys.
-                description["lead"] = layer.compressed.index.lead
-                if layer.compressed.index.padding is not None:
-                    parts["padding"] = layer.compressed.index.padding
+        parts = {"tail_keys": layer.tail.keys, "tail_values": layer.tail.values}
         if layer.compressed is not None:
-            description["length"] = layer.compressed.length
+            stored, about = layer.compressed.to_file()
+            parts |= stored
+            description |= about
         return parts, description
     return {}, description
 

@@ -11,12 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .storage import Compressed, StoredTensor, Tail
+from ...models.attention import Attended
+from ...models.observation import Observation
+from ..packed.tokens import StoredTensor
+from ..plan import LayerPlan
+from ..saved import apart, group_prefix
+from ..store import Step, Store
+from ..tail import Tail
+from .fused import fused_attention
+from .storage import Compressed
 
 
 def some_heads(stored: Compressed, heads: slice) -> Compressed:
@@ -38,8 +47,8 @@ def some_heads(stored: Compressed, heads: slice) -> Compressed:
 
 
 @dataclass(frozen=True)
-class ByHeads:
-    """Groups of heads, in order; it has the methods of `Compressed` that a layer calls.
+class ByHeads(Store):
+    """Groups of heads, in order.
 
     Attributes
     ----------
@@ -49,7 +58,7 @@ class ByHeads:
 
     groups: tuple[Compressed, ...]
 
-    index = None  # nothing is read in part
+    needs_mask = True
 
     @property
     def length(self) -> int:
@@ -90,31 +99,80 @@ class ByHeads:
         }
 
     def owned(self) -> ByHeads:
-        """See `Compressed.owned`."""
-        return self._changed(Compressed.owned)
+        """See `Store.owned`."""
+        return self._mapped(Compressed.owned)
 
     def outside_inference(self) -> ByHeads:
-        """See `Compressed.outside_inference`."""
-        return self._changed(Compressed.outside_inference)
+        """See `Store.outside_inference`."""
+        return self._mapped(Compressed.outside_inference)
 
-    def select(self, rows: Tensor) -> ByHeads:
-        """Select sequences of the batch in this order, repeated if listed repeatedly."""
-        return self._changed(lambda group: group.select(rows))
+    def changed(self, change: Callable[[Any], Any]) -> ByHeads:
+        """Return it with a function applied to all tensors."""
+        return self._mapped(lambda group: group.changed(change))
 
-    def to(self, device: torch.device | str) -> ByHeads:
-        """Copy to another device without waiting."""
-        return self._changed(lambda group: group.to(device))
+    def real_alone(self, plan: LayerPlan, over: Observation, tail: Tail) -> Tail:
+        """See `Store.real_alone`."""
+        return self.groups[0].real_alone(plan, over, tail)
 
-    def extended(self, tokens: Tail) -> ByHeads:
+    def needs_our_attention(self, fused: bool) -> bool:
+        """Whether only grace_opt's attention function can read it: always."""
+        return True
+
+    @property
+    def compressed(self) -> int:
+        """Number of compressed tokens of the head with most of them."""
+        return max(group.compressed for group in self.groups)
+
+    def kept_channels(self) -> Tensor:
+        """Return the indices of the channels that keys keep, ``(B, H, d')``."""
+        return torch.cat([group.kept_indices for group in self.groups], dim=1)
+
+    def dense(self, tail: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys of full width and values; a head that stores fewer tokens begins with zeros."""
+        rows = [
+            [
+                functional.pad(part, (0, 0, self.stored - group.stored, 0))
+                for part in group.dense(tail[:, heads], value[:, heads])
+            ]
+            for group, heads in self.by_heads()
+        ]
+        keys, values = (torch.cat(part, dim=1) for part in zip(*rows, strict=True))
+        return keys, values
+
+    def attend(self, step: Step) -> Attended | None:
+        """Compute attention on the kept channels, one group of heads after the other; None if weights are needed."""
+        if step.wants_weights:
+            return None
+        group, found, mask = step.query.shape[1] // step.tail.shape[1], [], step.mask
+        for part, heads in self.by_heads():
+            asking = slice(group * heads.start, group * heads.stop)
+            own = mask if mask is None or mask.shape[1] == 1 else mask[:, asking]
+            newer = step.tail[:, heads], step.value[:, heads]
+            output, _ = fused_attention(step.module, step.query[:, asking], *newer, own, part, False, **step.arguments)
+            found.append(output)
+        return torch.cat(found, dim=2), None
+
+    def to_file(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return tensors and plain values; each group's with a prefix."""
+        named = {
+            f"{group_prefix(number)}{name}": part
+            for number, group in enumerate(self.groups)
+            for name, part in group.parts().items()
+        }
+        tensors, quantized = apart(named)
+        about = {"heads": [group.kept_indices.shape[1] for group in self.groups], "length": self.length}
+        return tensors, about | ({"quantized": quantized} if quantized else {})
+
+    def extended(self, plan: LayerPlan, tokens: Tail) -> ByHeads:
         """Append newer tokens to all heads."""
         keys, values = tokens.keys, tokens.values
         return ByHeads(
-            tuple(group.extended(Tail(keys[:, heads], values[:, heads])) for group, heads in self.by_heads())
+            tuple(group.extended(plan, Tail(keys[:, heads], values[:, heads])) for group, heads in self.by_heads())
         )
 
     def cropped(self, length: int) -> ByHeads:
         """Raise `CacheError`: heads differ only where tokens were evicted."""
-        return self._changed(lambda group: group.cropped(length))
+        return self._mapped(lambda group: group.cropped(length))
 
-    def _changed(self, change: Callable[[Compressed], Compressed]) -> ByHeads:
+    def _mapped(self, change: Callable[[Compressed], Compressed]) -> ByHeads:
         return ByHeads(tuple(map(change, self.groups)))

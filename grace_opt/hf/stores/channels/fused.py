@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from ....kernels.cache import decode as kernels
+from ..masks import decoding_mask
 from ..packed.tokens import QuantizedTokens
-from .attention import decoding_mask, pruned_attention
-from .storage import Compressed
+from .attention import pruned_attention
+from .parts import ChannelParts
 
 
 def fused_attention(
@@ -23,7 +24,7 @@ def fused_attention(
     tail: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    old: Compressed,
+    old: ChannelParts,
     want_weights: bool,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -59,7 +60,7 @@ def _by_kernel(
     tail: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    old: Compressed,
+    old: ChannelParts,
     scaling: float | None = None,
     softcap: float | None = None,
     is_causal: bool | None = None,

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from ....errors import CacheError
 from ....kernels.cache import reading as kernels
-from .attention import decoding_mask
-from .storage import Compressed, dequantized
-from .tally import ReadTally
+from ..masks import decoding_mask
+from ..packed.tokens import dequantized
+from ..tally import ReadTally
+from .parts import ChannelParts
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -24,7 +25,7 @@ def read_attention(
     tail: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    old: Compressed,
+    old: ChannelParts,
     tally: ReadTally,
     want_weights: bool,
     scaling: float | None = None,

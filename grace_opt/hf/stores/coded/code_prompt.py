@@ -34,9 +34,8 @@ from .codes import PARAMETER_BITS, Codes
 from .heads import StoredHeads, code_heads, head_groups
 from .row import CodedRow, inverse
 from .segment import Segment, class_of_tokens, packed_classes, segment_bits
+from .short import MIN_TOKENS
 
-#: A prompt with fewer tokens to code stays dense: means and scales would outweigh the codes.
-MIN_TOKENS = 64
 #: Bytes of the position of a token that eviction has left.
 POSITION_BYTES = 4
 

@@ -1,100 +1,143 @@
-"""`CodedTokens`: the coded part of one layer, beside the dense tail; what `Compressed` is for pruned keys.
+"""`CodedTokens`: a store of tokens coded in few bits, a row for each sequence.
 
-Immutable, like `Compressed`: rows are shared by beams and copies, and replaced when they grow.
+Rows are shared by beams and copies, and replaced when they grow.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...._util.arrays import without_autocast
 from ....errors import CacheError
-from ...bases.basis import Basis
+from ...bases.importance import tail_attention
+from ...models.attention import Attended, logit_scaling
+from ..counting import bits_of
+from ..masks import check_mask_covers_cache, gather_mask_columns
+from ..packed.tokens import StoredTensor
 from ..plan import LayerPlan
-from .row import CodedRow
+from ..store import Step
+from ..tail import Tail
+from .in_place import attention_in_place
+from .parts import CodedParts, Received
+from .saved_row import taken_apart
+from .short import dense_rows, why_dense
+from .waiting import ready
 
-
-def added_attention(sums: Tensor | None, now: Tensor) -> Tensor:
-    """Add to a step's attention on the newest tokens, ``(B, H, 3, n)``, what the first of them have received before."""
-    if sums is not None:
-        now[..., : sums.shape[-1]] += sums
-    return now
+#: What is counted of codes.
+COUNTED = ("codes", "parameters", "bases")
+#: Which sizes belong to which kind of `Store.sizes`.
+_KINDS = {
+    "sink_keys": ("key sinks",),
+    "keys": tuple(f"key {part}" for part in COUNTED),
+    "values": ("value sinks", *(f"value {part}" for part in COUNTED)),
+    "indices": ("classes", "tables", "positions", "received"),
+}
 
 
 @dataclass(frozen=True)
-class CodedTokens:
-    """The older tokens of a layer, a `CodedRow` for each sequence of the batch.
+class CodedTokens(CodedParts):
+    """The older tokens of a layer, coded; the fields are those of `CodedParts`."""
 
-    Attributes
-    ----------
-    length : int
-        Number of tokens of the sequence that this covers, padding included; with eviction, more than are stored.
-    rows : tuple of CodedRow
-    bases : (Basis, Basis) or None
-        The model's bases of keys and values, which belong to no prompt; None if rows have their own, or none.
-    positions : Tensor or None
-        ``(B, H, stored)`` int32: positions of the stored tokens in the sequence; None means all tokens, in order.
-    coded, waiting : int
-        Largest number of coded tokens of a row, and number of newest tokens that wait for their classes.
-    trellis : bool
-        Whether codes are those of a trellis: all of them, or none.
-    """
-
-    length: int
-    rows: tuple[CodedRow, ...]
-    bases: tuple[Basis, Basis] | None
-    positions: Tensor | None = None
-    coded: int = field(init=False)
-    waiting: int = field(init=False)
-    trellis: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "coded", max((row.tokens for row in self.rows), default=0))
-        object.__setattr__(self, "waiting", max((row.waits for row in self.rows), default=0))
-        woven = any(segment.keys.trellis for row in self.rows for segment in row.segments)
-        object.__setattr__(self, "trellis", woven)
+    appends_attended = True
+    full_width_instead = "ratio= and fused=False in place of bits="
 
     @property
-    def stored(self) -> int:
-        """Number of places stored per KV head, padding included."""
-        return self.rows[0].length
+    def compressed(self) -> int:
+        """Largest number of coded tokens of a sequence."""
+        return self.coded
 
-    def full_width(self, tail: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def needs_our_attention(self, fused: bool) -> bool:
+        """Whether only grace_opt's attention function can read it: always."""
+        return True
+
+    def warning(self, plan: LayerPlan, newer: int) -> str | None:
+        """Say that some of the batch's prompts, or all, stay dense."""
+        short, count = sum(not row.tokens for row in self.rows), len(self.rows)
+        if short == count:
+            return why_dense(plan, self.stored + newer)
+        return dense_rows(plan, short, count) if short else None
+
+    def dense(self, tail: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return all keys and values, dense: the coded ones, then the tail's ``(B, H, S_t, d)``."""
         dense = [row.dense(self.bases) for row in self.rows]
         keys = torch.cat([torch.stack([keys for keys, _ in dense]), tail], dim=2)
         return keys, torch.cat([torch.stack([values for _, values in dense]), value], dim=2)
+
+    def attend(self, step: Step) -> Attended | None:
+        """Compute attention over the codes where they lie, if a kernel can, and add up what the newest receive."""
+        if step.wants_weights:
+            return None
+        mask = step.mask
+        if mask is not None:
+            check_mask_covers_cache(step.module, mask, self, step.tail.shape[2])
+            mask = gather_mask_columns(mask, self, step.query.shape[1])
+        given = {**step.arguments, "scaling": logit_scaling(step.query, step.arguments)}
+        found = attention_in_place(
+            step.module, step.query, step.tail, step.value, mask, self, received=self.received.sums, **given
+        )
+        if found is None:
+            return None
+        output, self.received.sums = found
+        return output, None
+
+    def attended(self, keys: Tensor, step: Step, mask: Tensor | None) -> None:
+        """Add up the attention that the newest of the dense keys are about to receive."""
+        newest, scaling = self.waiting + step.tail.shape[2], logit_scaling(step.query, step.arguments)
+        with without_autocast(keys):
+            self.received.add(tail_attention(step.query, keys, mask, newest, scaling, step.arguments.get("softcap")))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def extended(self, plan: LayerPlan, tokens: Tail) -> CodedTokens:
+        """Append newer tokens, which wait for their classes; give those that have waited long enough theirs."""
+        keys, values = tokens.keys.detach(), tokens.values.detach()  # codes have no gradients
+        rows = tuple(row.appended(keys[number], values[number], self.bases) for number, row in enumerate(self.rows))
+        positions, length = self.positions_with(tokens.length), self.length + tokens.length
+        grown = replace(self, length=length, rows=rows, positions=positions)
+        count = grown.waiting
+        sums = self.received.of(count, tokens.keys)
+        if not count:  # no row has codes: the block is dense, and nobody will ask
+            return replace(grown, received=Received(sums[..., tokens.length :].clone()))
+        if coded := ready(count, tokens.length):
+            settled = grown.settled(plan, sums[..., :coded])
+            return replace(settled, received=Received(sums[..., coded:].clone()))
+        return grown
 
     def settled(self, plan: LayerPlan, received: Tensor) -> CodedTokens:
         """Give the n oldest waiting tokens their classes; `received` ``(B, H, 3, n)`` is the attention on them."""
         rows = (row.settled(plan, received[number], self.bases) for number, row in enumerate(self.rows))
         return replace(self, rows=tuple(rows))
 
-    def extended(self, keys: Tensor, values: Tensor) -> CodedTokens:
-        """Append newer tokens ``(B, H, n, d)``, which wait for their classes."""
-        keys, values = keys.detach(), values.detach()  # codes have no gradients
-        rows = tuple(row.appended(keys[number], values[number], self.bases) for number, row in enumerate(self.rows))
-        positions = self.positions
-        if positions is not None:
-            more = torch.arange(self.length, self.length + keys.shape[2], device=positions.device, dtype=torch.int32)
-            positions = torch.cat([positions, more.expand(*positions.shape[:2], -1)], dim=-1)
-        return replace(self, length=self.length + keys.shape[2], rows=rows, positions=positions)
+    def before_tail(self, tail: int) -> CodedTokens:
+        """Return it for a tail that was cut to so many tokens."""
+        sums = self.received.sums
+        return self if sums is None else replace(self, received=Received(sums[..., : self.waiting + tail].clone()))
 
     def select(self, rows: Tensor) -> CodedTokens:
-        """Select sequences of the batch in this order, repeated if listed repeatedly; nothing is copied."""
+        """Select sequences of the batch in this order, repeated if listed repeatedly; codes are not copied."""
         positions = None if self.positions is None else self.positions[rows.to(self.positions.device)]
-        return replace(self, rows=tuple(self.rows[index] for index in rows.tolist()), positions=positions)
+        made = replace(self, rows=tuple(self.rows[index] for index in rows.tolist()), positions=positions)
+        sums = self.received.sums
+        if sums is None:
+            return made
+        # Of rows without codes, which are dense for good, none waits.
+        kept = sums[..., self.waiting - made.waiting :]
+        return replace(made, received=Received(kept.index_select(0, rows.to(kept.device))))
 
     def to(self, device: torch.device | str) -> CodedTokens:
-        """Copy to another device without waiting; rows that are shared stay so."""
-        return self._changed(lambda tensor: tensor.to(device, non_blocking=True), device)
+        """Move to another device without waiting; rows that are shared stay so, and so do sums of attention."""
+        made = self._changed(lambda tensor: tensor.to(device, non_blocking=True), device)
+        if self.received.sums is not None:
+            self.received.sums = self.received.sums.to(device, non_blocking=True)
+        return made
 
-    def owned(self) -> CodedTokens:
-        """Return itself: codes are no views of the prompt's tensors."""
+    def outside_inference(self) -> CodedTokens:
+        """Return itself: codes are in no graph of gradients."""
         return self
 
     def cropped(self, length: int) -> CodedTokens:
@@ -104,14 +147,23 @@ class CodedTokens:
             "(bits=); call reset() and start again"
         )
 
-    def parts(self) -> dict[str, Tensor]:
-        """Return all tensors kept alive, by name; the model's bases are not among them."""
-        found = {
+    def parts(self) -> dict[str, StoredTensor]:
+        """Return the tensors that it consists of, by name; the model's bases are not among them."""
+        found: dict[str, StoredTensor] = {
             f"rows.{number}.{name}": t
             for number, row in enumerate(self.rows)
             for name, t in (row.tensors() | row.table_tensors()).items()
         }
         return found if self.positions is None else {**found, "positions": self.positions}
+
+    def held(self) -> dict[str, StoredTensor]:
+        """Return all tensors kept alive, by name."""
+        sums = {} if self.received.sums is None else {"received": self.received.sums}
+        return {**self.parts(), **sums}
+
+    def changed(self, change: Callable[[Any], Any]) -> CodedTokens:
+        """Return it with a function applied to all tensors but the model's bases."""
+        return self._changed(change, None)
 
     def sizes(self) -> Counter[str]:
         """Return bytes by kind, and numbers of coded elements; rows that several sequences share count once."""
@@ -132,14 +184,37 @@ class CodedTokens:
             found["classes"] += 0 if row.present is None else row.present.nbytes
             found["tables"] += sum(part.nbytes for part in row.table_tensors().values())
         found["positions"] = 0 if self.positions is None else self.positions.nbytes
+        found["received"] = 0 if self.received.sums is None else self.received.sums.nbytes
+        for name, finer in _KINDS.items():
+            found[name] = sum(found[part] for part in finer)
         return found
 
-    def own_rows(self) -> Iterable[CodedRow]:
-        """Return every row once, however many sequences share it."""
-        return {id(row): row for row in self.rows}.values()
+    def bits(self, widths: Sequence[int], sinks: int) -> tuple[list[float], list[int], int]:
+        """Count bits as if the model had 16; see `Store.bits`."""
+        sizes = self.sizes()
+        half = 4 * (sizes["classes"] + sizes["positions"])
+        bits = [half + 8.0 * sum(sizes[f"{name} {part}"] for part in COUNTED) for name in ("key", "value")]
+        elements = [sizes["key elements"], sizes["value elements"]]
+        if self.positions is not None:  # evicted tokens are compressed ones
+            elements = [width * max(self.length - sinks, 0) for width in widths]
+        dense = sum(bits_of(row.sink_keys) + bits_of(row.sink_values) for row in self.own_rows())
+        return bits, elements, dense + (0 if self.received.sums is None else bits_of(self.received.sums))
 
-    def _changed(self, change: Callable[[Tensor], Tensor], device: torch.device | str) -> CodedTokens:
+    def compresses(self, row: int, tokens: int, sinks: int) -> bool:
+        """Whether any of a sequence's tokens is coded, or evicted."""
+        return (self.positions is not None and tokens > self.stored) or self.rows[row].tokens > 0
+
+    def to_file(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return tensors and plain values; see `grace_opt.hf.stores.coded.saved_row`."""
+        tensors, about = taken_apart(self.rows, self.own_rows(), self.positions)
+        if self.received.sums is not None:
+            tensors["received"] = self.received.sums
+        return tensors, {**about, "length": self.length}
+
+    def _changed(self, change: Callable[[Tensor], Tensor], device: torch.device | str | None) -> CodedTokens:
         made = {id(row): row.map(change) for row in self.own_rows()}
-        bases = None if self.bases is None else (self.bases[0].to(device), self.bases[1].to(device))
+        bases = self.bases
+        if bases is not None and device is not None:
+            bases = bases[0].to(device), bases[1].to(device)
         positions = None if self.positions is None else change(self.positions)
         return replace(self, rows=tuple(made[id(row)] for row in self.rows), bases=bases, positions=positions)

@@ -1,6 +1,6 @@
 """Attention over coded tokens where they lie, if a kernel fits; else the caller makes keys and values dense.
 
-Both compute the same, up to rounding: `grace_opt.hf.stores.coded.coded.CodedTokens.full_width` defines the result.
+Both compute the same, up to rounding: `grace_opt.hf.stores.coded.coded.CodedTokens.dense` defines the result.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ....kernels.cache import coded as kernels
 from ...bases.codebooks import codebook, trellis_codebook
-from ..channels.attention import float32_mask
+from ..masks import float32_mask
 from .bitplanes import unpack_bits
-from .coded import CodedTokens
+from .parts import CodedParts
 
 
 def attention_in_place(
@@ -23,7 +23,7 @@ def attention_in_place(
     tail: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    old: CodedTokens,
+    old: CodedParts,
     scaling: float,
     softcap: float | None = None,
     is_causal: bool | None = None,
@@ -83,7 +83,7 @@ def attention_in_place(
     return found
 
 
-def all_seen(older: Tensor, old: CodedTokens) -> bool:
+def all_seen(older: Tensor, old: CodedParts) -> bool:
     """Return whether a mask shows every stored token; padding is not stored."""
     seen = older if older.dtype == torch.bool else older == 0
     if all(row.present is None for row in old.rows):

@@ -6,7 +6,7 @@ comes out can be decoded and appended to, and has no NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from torch import Tensor
 from ...bases.classes import CLASS_BITS, FRACTIONS
 from ...settings.bits import MAX_BITS
 from .bitplanes import PER_BYTE, unpack_bits
-from .coded import CodedTokens
 from .codes import LEVEL_BITS, Codes
 from .row import CodedRow, inverse
 from .segment import Segment
@@ -30,12 +29,22 @@ _OWN_BASES = ("key_decode", "value_decode")
 _SINKS = ("sink_keys", "sink_values")
 
 
-def taken_apart(coded: CodedTokens) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors of all rows, and plain values that describe them; a row that several sequences share, once."""
-    rows = list(coded.own_rows())
+def taken_apart(
+    sequences: Sequence[CodedRow], own: Iterable[CodedRow], positions: Tensor | None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of all rows, and plain values that describe them.
+
+    Parameters
+    ----------
+    sequences, own : sequence of CodedRow
+        The row of each sequence, and every row once, however many sequences share it.
+    positions : Tensor or None
+        Those of the stored tokens.
+    """
+    rows = list(own)
     tensors = {f"rows.{number}.{name}": t for number, row in enumerate(rows) for name, t in row.tensors().items()}
-    if coded.positions is not None:
-        tensors["positions"] = coded.positions
+    if positions is not None:
+        tensors["positions"] = positions
     numbers = {id(row): number for number, row in enumerate(rows)}
     waiting = [0 if row.waiting is None else row.waiting[0].counts[0] for row in rows]
     return tensors, {
@@ -43,8 +52,8 @@ def taken_apart(coded: CodedTokens) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "waiting": [row.waits for row in rows],
         "block": max(waiting),
         "bits": [list(row.bits) for row in rows],
-        "stored": coded.stored,
-        "sequences": [numbers[id(row)] for row in coded.rows],
+        "stored": sequences[0].length,
+        "sequences": [numbers[id(row)] for row in sequences],
     }
 
 

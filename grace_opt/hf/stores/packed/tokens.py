@@ -285,3 +285,12 @@ class QuantizedTokens:
         form = self._form
         kind = f"{form.bits} bits, groups of {form.width} {form.grouping}, {form.backend}"
         return f"QuantizedTokens({tuple(self.shape)}, {dtype_name(self.dtype)}, {kind}, {self.nbytes:,} bytes)"
+
+
+#: A tensor (B, H, S, C), plain or quantised.
+StoredTensor = Tensor | QuantizedTokens
+
+
+def dequantized(part: StoredTensor) -> Tensor:
+    """Return the stored numbers, dequantised if necessary."""
+    return part.dequantize() if isinstance(part, QuantizedTokens) else part

@@ -8,19 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from ...._util.parameters import integer, number
 from ....errors import EvaluationError
 from ...engine.cache import CompressedCache
 from ...engine.layer import PrunedKeyLayer
-from ...engine.report import tensors_in
-from ...stores.channels.by_heads import ByHeads
-from ...stores.channels.storage import Compressed
-from ...stores.coded.coded import CodedTokens
-
-#: Bits of a number in a dense cache, and the most that a parameter counts.
-DENSE_BITS = 16
+from ...stores.counting import DENSE_BITS, bits_of, tensors_in
 
 
 @dataclass(frozen=True)
@@ -75,50 +67,19 @@ def stored_bits(cache: CompressedCache) -> StoredBits:
     for layer in cache.layers:
         if not isinstance(layer, PrunedKeyLayer) or layer.tail is None:  # another kind of layer, which stays as it is
             held = [tensor for tensor in tensors_in(vars(layer)) if tensor.is_floating_point()]
-            dense += sum(map(_bits_of, held))
+            dense += sum(map(bits_of, held))
             everything += sum(tensor.numel() for tensor in held)
             continue
         keys, values = layer.tail.keys, layer.tail.values
         dense += DENSE_BITS * (keys.numel() + values.numel())
         widths = keys.shape[:2].numel() * keys.shape[3], values.shape[:2].numel() * values.shape[3]
         everything += sum(widths) * layer.get_seq_length()
-        if "received" in (parts := layer.stored_parts()):
-            dense += sum(map(_bits_of, tensors_in(parts["received"])))
         if layer.compressed is None:
             continue
-        old, first = layer.compressed, layer.plan.config.sink_tokens
-        found, own, sinks = (
-            _coded_bits(old, widths, first) if isinstance(old, CodedTokens) else _pruned_bits(old, widths, first)
-        )
+        found, own, sinks = layer.compressed.bits(widths, layer.plan.config.sink_tokens)
         bits, elements = [a + b for a, b in zip(bits, found, strict=True)], [elements[0] + own[0], elements[1] + own[1]]
         dense += sinks
     return _per_element(bits, elements, dense, everything, keeps_all=cache.config.read is not None)
-
-
-def _coded_bits(old: CodedTokens, widths: tuple[int, int], sinks: int) -> tuple[list[float], list[int], int]:
-    """Return the bits of coded keys and values, the elements that they stand for, and the bits of dense sinks."""
-    sizes = old.sizes()
-    half = 4 * (sizes["classes"] + sizes["positions"])
-    bits = [
-        half + 8.0 * sum(sizes[f"{name} {part}"] for part in ("codes", "parameters", "bases"))
-        for name in ("key", "value")
-    ]
-    elements = [sizes["key elements"], sizes["value elements"]]
-    if old.positions is not None:  # evicted tokens are compressed ones
-        elements = [width * max(old.length - sinks, 0) for width in widths]
-    return bits, elements, sum(_bits_of(row.sink_keys) + _bits_of(row.sink_values) for row in old.own_rows())
-
-
-def _pruned_bits(old: Compressed | ByHeads, widths: tuple[int, int], sinks: int) -> tuple[list[float], list[int], int]:
-    """The same of pruned or quantised ones; sinks' keys are dense, their values are like those of other old tokens."""
-    bits, dense = [0.0, 0.0], 0
-    for name, part in old.parts().items():
-        size = sum(map(_bits_of, tensors_in(part)))
-        if name.startswith("sink_keys"):
-            dense += size
-        else:
-            bits["values" in name] += size
-    return bits, [widths[0] * (old.length - sinks), widths[1] * old.length], dense
 
 
 def stated_bits(key_bits: float, value_bits: float, elements: Sequence[int], all_elements: int) -> StoredBits:
@@ -183,9 +144,3 @@ def _per_element(
             "prompt, so that indices and scales do not outweigh what is saved, or another setting"
         )
     return StoredBits(found, bits[0] / elements[0], bits[1] / elements[1], (sum(bits) + dense) / everything)
-
-
-def _bits_of(tensor: Tensor) -> int:
-    """Return the bits of a tensor's elements, of which floating-point numbers have 16 at most."""
-    size = 8 * tensor.element_size()
-    return tensor.numel() * (min(size, DENSE_BITS) if tensor.is_floating_point() else size)

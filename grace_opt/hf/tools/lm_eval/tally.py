@@ -14,8 +14,7 @@ from torch import Tensor
 from ...engine.cache import CompressedCache
 from ...engine.layer import PrunedKeyLayer
 from ...settings.config import CacheConfig
-from ...stores.coded.code_prompt import MIN_TOKENS
-from ...stores.coded.coded import CodedTokens
+from ...stores.coded.short import MIN_TOKENS
 
 
 def least_tokens(config: CacheConfig) -> int:
@@ -53,10 +52,8 @@ def _is_compressed(layer: PrunedKeyLayer, row: int, length: int) -> bool:
     old = layer.compressed
     if old is None:
         return False
-    if isinstance(old, CodedTokens):
-        evicted = old.positions is not None and length > layer.get_seq_length() - old.length + old.stored
-        return evicted or old.rows[row].tokens > 0
-    return length > layer.get_seq_length() - old.length + layer.plan.config.sink_tokens  # padding is stored first
+    before = length - (layer.get_seq_length() - old.length)
+    return old.compresses(row, before, layer.plan.config.sink_tokens)
 
 
 def _added(sums: tuple[float, int], mean: float | None, count: int) -> tuple[float, int]:

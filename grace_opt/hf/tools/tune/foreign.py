@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from ....errors import EvaluationError
-from ...engine.report import tensors_in
 from ..evaluation import StoredBits, stated_bits
-from ..evaluation.sizes import DENSE_BITS
+from ...stores.counting import bits_of, tensors_in
 
 
 def quantized_bits(cache: Any, elements: tuple[int, int]) -> StoredBits:
@@ -33,10 +30,5 @@ def quantized_bits(cache: Any, elements: tuple[int, int]) -> StoredBits:
             held = list(tensors_in(getattr(layer, name, None)))
             if not any(not tensor.is_floating_point() for tensor in held):
                 raise EvaluationError(f"layer {number} of this {type(cache).__name__} has quantised nothing")
-            bits[at] += sum(map(_bits_of, held))
+            bits[at] += sum(map(bits_of, held))
     return stated_bits(bits[0], bits[1], elements, sum(elements))
-
-
-def _bits_of(tensor: Tensor) -> int:
-    size = 8 * tensor.element_size()
-    return tensor.numel() * (min(size, DENSE_BITS) if tensor.is_floating_point() else size)

@@ -1,6 +1,6 @@
 """Choose a layer's channels for one prompt, and check that its queries, keys and values are usable numbers.
 
-When: :mod:`grace_opt.hf.engine.compression` has the keys and queries. If every channel stays, nothing is checked:
+When: :mod:`grace_opt.hf.stores.channels.compress` has the keys and queries. If every channel stays, nothing is checked:
 "prune nothing" works with any numbers. On a GPU the check does not wait for the device; its result is read one step
 later (`check_numbers`, `raise_for_verdict`).
 """
@@ -12,16 +12,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..._util.arrays import working_dtype
-from ...attention.masks import ChannelMask
-from ...attention.provider import MaskProvider
-from ...errors import CacheError, ProblemError
-from ..models.observation import Observation
-from ..stores.plan import LayerPlan, MaskSource
+from ...._util.arrays import working_dtype
+from ....attention.masks import ChannelMask
+from ....attention.provider import MaskProvider
+from ....errors import CacheError, ProblemError
+from ...models.observation import Observation
+from ..plan import LayerPlan, MaskSource
 from .static_masks import StaticMask
 
-#: Largest number that can be coded: products of a query and a key must stay in the range of float32.
-MAX_CODED = 1e18
 #: Device types that give a number without waiting.
 _SYNCHRONOUS_DEVICES = ("cpu",)
 
@@ -47,8 +45,8 @@ def choose_channels(plan: LayerPlan, queries: Tensor, keys: Tensor, valid: Tenso
 
 
 @torch.no_grad()
-def check_numbers(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -> Tensor | None:
-    """Raise if keys or queries that channels are chosen from are not finite, or values that are to be coded.
+def check_numbers(plan: LayerPlan, over: Observation, keys: Tensor) -> Tensor | None:
+    """Raise if keys or queries that channels are chosen from are not finite.
 
     Returns
     -------
@@ -56,9 +54,6 @@ def check_numbers(plan: LayerPlan, over: Observation, keys: Tensor, values: Tens
         Whether all is finite, and whether W stays in the range of its type, if only the device knows it yet; pass it to
         `raise_for_verdict` later. None if everything was checked.
     """
-    if plan.bits is not None:  # dividing bits waits for the device anyway
-        _check_codable(plan.index, (keys, over.queries, values))
-        return None
     if isinstance(plan.source, StaticMask) or not keys.is_floating_point() or prunes_nothing(plan.source, keys):
         return None  # nothing is chosen
     ends = [end for tensor in (keys, over.queries) if tensor.numel() for end in torch.aminmax(tensor)]
@@ -83,23 +78,6 @@ def raise_for_verdict(layer: int, verdict: Iterable[bool]) -> None:
         )
     if not in_range:
         raise _out_of_range(layer)
-
-
-def _check_codable(layer: int, tensors: Iterable[Tensor]) -> None:
-    """Raise if keys, queries or values are not finite, or too large for float32, in which they are coded."""
-    found = [end.double() for tensor in tensors if tensor.numel() for end in torch.aminmax(tensor)]
-    largest = torch.stack([each.to(found[0].device) for each in found]).abs().max().cpu()
-    if not bool(largest.isfinite()):
-        raise CacheError(
-            f"keys, queries or values of layer {layer} are not finite (inf or NaN), so they cannot be coded, and the "
-            "model's own output is useless too. Usually float16 has overflowed: load the model with "
-            "dtype=torch.bfloat16 or torch.float32"
-        )
-    if largest > MAX_CODED:
-        raise CacheError(
-            f"keys, queries or values of layer {layer} go up to {float(largest):.0e}, and bits= codes numbers up to "
-            f"{MAX_CODED:.0e}; leave this layer out if it is one of the first (dense_layers=), or leave out bits"
-        )
 
 
 def check_usable(layer: int, queries: Tensor, keys: Tensor) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...attention.masks import ChannelMask
-from ...errors import MaskError
+from ....attention.masks import ChannelMask
+from ....errors import MaskError
 
 
 def kept_channels(mask: ChannelMask, keys: Tensor) -> Tensor:

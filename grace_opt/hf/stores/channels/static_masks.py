@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ...attention.masks import ChannelMask
-from ...errors import MaskError
-from ..models.placement import own_heads, ranks
+from ....attention.masks import ChannelMask
+from ....errors import MaskError
+from ...models.placement import own_heads, ranks
 
 
 @dataclass(frozen=True)
