@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib")
 
 from bench import layer_budgets, passage_runs
 from grace_opt.hf import SnapKV, StreamingLLM
-from grace_opt.hf.calibrate import budgets as calibrate_eviction
+from grace_opt.hf import calibrate_eviction
 from grace_opt.hf.models import POCKET_FOLDER
 
 pytestmark = pytest.mark.usefixtures("one_thread")

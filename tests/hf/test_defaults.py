@@ -29,7 +29,7 @@ from grace_opt.hf import (
     calibrate_basis,
     learn_masks,
 )
-from grace_opt.hf.calibrate import budgets as calibrate_eviction
+from grace_opt.hf import calibrate_eviction
 from grace_opt.hf.evict.names import eviction_named
 from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs, stored_bits
 from tests import children

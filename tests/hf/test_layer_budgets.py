@@ -29,7 +29,7 @@ from grace_opt.hf import (
     attention_implementation,
     capture_attention,
 )
-from grace_opt.hf.calibrate import budgets as calibrate_eviction
+from grace_opt.hf import calibrate_eviction
 from grace_opt.hf.evict import layer_budgets
 from grace_opt.hf.evict.kept_tokens import kept_tokens, tokens_kept
 from grace_opt.hf.evict.names import eviction_from_dict, eviction_to_dict
