@@ -334,7 +334,7 @@ def compare(
 
 
 def methods() -> list[SolverSpec]:
-    """Every registered method, sorted by name.
+    """Return every registered method, sorted by name.
 
     Examples
     --------

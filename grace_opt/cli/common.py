@@ -1,4 +1,4 @@
-"""What the commands of ``grace-opt`` share: exit codes, the two consoles, errors as one line, options, JSON."""
+"""Shared by the commands of ``grace-opt``: exit codes, the two consoles, errors as one line, options, JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ModelName = Annotated[str, typer.Argument(help="Hub id, folder or .gguf file; or
 
 
 class Exit(IntEnum):
-    """What the exit code means."""
+    """Exit codes, and what they mean."""
 
     OK = 0
     OUTPUT = 1

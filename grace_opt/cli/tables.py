@@ -176,7 +176,7 @@ def print_tune(console: Console, result: TuneResult, own: bool, file: Path) -> N
 
 
 def solution_table(s: Solution, note: str | None = None) -> RenderableType:
-    """One instance as a list, a batch as rows, with the chosen vertices; `note` goes below."""
+    """Return one instance as a list, a batch as rows, with the chosen vertices; `note` goes below."""
     status = np.ravel(np.asarray(s.status, dtype=object))
     size = len(status)
     rows = list(zip(np.ravel(s.objective), np.ravel(s.bound), np.ravel(s.gap), strict=True))[:MAX_INSTANCES_SHOWN]
