@@ -42,7 +42,7 @@ def main(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Find k vertices whose induced subgraph weighs least, and make caches of models smaller. Begin with: grace-opt demo."""
+    """Find k vertices whose induced subgraph weighs least, and make caches smaller. Begin with: grace-opt demo."""
 
 
 def run() -> None:
