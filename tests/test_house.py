@@ -167,6 +167,16 @@ def test_the_house_has_few_rooms_and_floors_and_nobody_walks_in_circles() -> Non
     assert rooms.circles(files) == rooms.circles(between) == []
 
 
+@pytest.mark.slow
+def test_the_wing_of_caches_is_a_house_of_its_own() -> None:
+    """Rooms are the packages and modules directly in `grace_opt/hf`, but for its face, the `__init__`."""
+    between = rooms.rooms(rooms.graph(), "grace_opt.hf")
+    assert len(between) <= 9, sorted(between)
+    assert len(rooms.longest_chain(between)) <= 9
+    assert between.number_of_edges() <= 32, sorted(between.edges)
+    assert rooms.arrows_up(between) == []
+
+
 def test_a_circle_inside_functions_would_be_seen(tmp_path: Path) -> None:
     (tmp_path / "house").mkdir()
     for name, content in {"__init__": "", "a": "from .b import x", "b": "def x():\n    from . import a"}.items():
