@@ -40,9 +40,9 @@ from grace_opt.hf import (
     LayerLosses,
     SnapKV,
     attention_implementation,
+    calibrate_eviction,
     capture_attention,
 )
-from grace_opt.hf import calibrate_eviction
 from grace_opt.hf.evict.token_budget import Budget
 from grace_opt.hf.models import disable_progress_bars, load_model
 from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs

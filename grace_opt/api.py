@@ -178,7 +178,7 @@ def solve(
     if stopping.timed:
         _prepare(spec, level, problem)
     run = stopping.run(seed, callback=reduction.callback(callback))
-    with run.heeding_ctrl_c():
+    with run.stopping_on_ctrl_c():
         answer = _answer(problem, spec, made, run, level, check)
         _certify(problem, [answer], level, run.beside_search())
         return _finish(reduction, answer)
@@ -299,7 +299,7 @@ def compare(
                 if stopping.timed and not (cap and problem.n**2 <= SMALL):
                     _prepare(spec, level, problem)
                 run = stopping.run(seed, cap=cap)
-                with run.heeding_ctrl_c():
+                with run.stopping_on_ctrl_c():
                     answers.append(_answer(problem, spec, made, run, None, check))
                 if run.interrupted:
                     interrupted = True
@@ -325,7 +325,7 @@ def compare(
         run = stopping.run(seed, cap=cap).beside_search()
         run.ctrl_c_stops()  # the answers are there
         try:
-            with run.heeding_ctrl_c():
+            with run.stopping_on_ctrl_c():
                 _certify(problem, answers, level, run)
             interrupted = run.interrupted
         except KeyboardInterrupt:  # pressed twice
@@ -334,7 +334,7 @@ def compare(
 
 
 def methods() -> list[SolverSpec]:
-    """Every registered method, sorted by name.
+    """Return every registered method, sorted by name.
 
     Examples
     --------

@@ -41,7 +41,7 @@ LAST_DIGITS = 8 * _EPS
 
 
 class Status(enum.Enum):
-    """How much is known about one instance's answer; the value explains it in words.
+    """Certainty of one instance's answer; the value explains it in words.
 
     OPTIMAL takes objective and bound for equal within 1e-9 of ``|objective|``, or within its rounding if that is more.
     Integers: within less than a step, such as 1 (`Problem.step`), and beyond 2⁵² units exactly.
@@ -55,7 +55,7 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True)
 class SolverResult:
-    """What a solver returns.
+    """Result of a solver, before `solve` has checked it.
 
     Attributes
     ----------
@@ -191,7 +191,7 @@ class Solution:
 
     @property
     def success(self) -> Any:
-        """Whether the method came to its end, (...) bool, by scipy's name: neither a limit nor Ctrl-C stopped it."""
+        """True if the method came to its end, (...) bool, by scipy's name: neither a limit nor Ctrl-C stopped it."""
         return self._by_status(lambda status: status in (Status.OPTIMAL, Status.FEASIBLE), np.bool_)
 
     @property
@@ -205,7 +205,7 @@ class Solution:
         return np.vectorize(value, otypes=[kind])(self.status)
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as numbers, strings and lists; None for what is infinite or not known. `mask` is left out.
+        """Return the answer as numbers, strings and lists; None for what is infinite or not known. `mask` is left out.
 
         Examples
         --------

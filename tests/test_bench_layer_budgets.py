@@ -12,8 +12,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
 
 from bench import layer_budgets, passage_runs
-from grace_opt.hf import SnapKV, StreamingLLM
-from grace_opt.hf import calibrate_eviction
+from grace_opt.hf import SnapKV, StreamingLLM, calibrate_eviction
 from grace_opt.hf.models import POCKET_FOLDER
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -88,6 +88,6 @@ with attention_implementation(model, "grace_sdpa"):
 # ---------------------
 #
 # - :doc:`Which setting should I use? </howto/choose_a_setting>` says what each costs on a real model.
-# - :doc:`Prune a key cache </howto/prune_a_cache>`: pipelines, chat with several turns, chunked prompts, saving.
+# - :doc:`Make a cache smaller </howto/prune_a_cache>`: pipelines, chat with several turns, chunked prompts, saving.
 # - :doc:`Give every channel its bits </howto/bits>`: a budget in bytes, keys and values apart, how it works.
 # - :doc:`Combine it </howto/compose>` with dropping tokens (SnapKV, H2O, StreamingLLM) or other quantisation.

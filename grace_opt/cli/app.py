@@ -1,4 +1,4 @@
-"""The command line, ``grace-opt``: puts the commands together, in the order of ``--help``; has report and doctor.
+"""The command ``grace-opt``, put together from the others in the order of ``--help``, with report and doctor.
 
 Text is printed as it is: rich's markup is never interpreted in text from users, files or models. For the exit codes
 see `Exit`. Built on typer and rich.
@@ -42,7 +42,7 @@ def main(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Find minimum-weight induced subgraphs of k vertices, and prune key caches with them. Try first: grace-opt demo"""
+    """Find k vertices whose induced subgraph weighs least, and make caches smaller. Begin with: grace-opt demo."""
 
 
 def run() -> None:

@@ -70,8 +70,8 @@ def basis(
                 raise OptionError("--list, --clear and -o FILE are for different things: write one of them.")
             where = basis_folder.folder()
             names = {model, str(POCKET_FOLDER)} if model == "pocket" else {model}
-            kept = [one for one in basis_folder.kept_bases(where) if model is None or one.model in names]
-            print_bases(console, where, kept, basis_folder.clear(kept) if clear else None)
+            bases = [one for one in basis_folder.kept_bases(where) if model is None or one.model in names]
+            print_bases(console, where, bases, basis_folder.clear(bases) if clear else None)
             return
         if model is None:
             raise OptionError("write which MODEL to calibrate; or --list, to see what was calibrated.")

@@ -152,18 +152,18 @@ def tune(
             from ..hf.tools.tune.windows import read_prompts
         except ImportError as error:
             raise OptionError(f"tune needs transformers: {pip_install('demo')} ({error})") from None
-        given = {path.name: read_text(path) for path in text} if text else None
-        if text and given is not None and len(given) < len(text):
-            given = {str(path): read_text(path) for path in text}
-        asked = None if prompts is None else read_prompts(prompts)
+        texts = {path.name: read_text(path) for path in text} if text else None
+        if text and texts is not None and len(texts) < len(text):
+            texts = {str(path): read_text(path) for path in text}
+        examples = None if prompts is None else read_prompts(prompts)
         numbers = None if bits is None else _numbers(bits)
         loaded, tokenizer = load(model)
         with new_folder(out):
             result = measure(
                 loaded,
                 tokenizer,
-                given,
-                prompts=asked,
+                texts,
+                prompts=examples,
                 max_kl=max_kl,
                 max_share=max_share,
                 bits=numbers,
@@ -219,6 +219,6 @@ def lm_eval(context: typer.Context) -> None:
 
 def _numbers(text: str) -> list[float]:
     try:
-        return [float(part) for part in text.split(",") if part.strip()]
+        return [float(number) for number in text.split(",") if number.strip()]
     except ValueError:
         raise OptionError(f"--bits {text!r}: write numbers with commas, e.g. 2,2.25,3.") from None

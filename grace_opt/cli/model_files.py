@@ -1,4 +1,4 @@
-"""What commands about a model read and write: the model, texts, and the file of tensors that they are to make."""
+"""Input and output of commands about a model: the model, texts, and the file of tensors that they are to make."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ PICKED = ("mask", "indices", "objective", "lower_bound", "upper_bound")
 
 
 class ComparisonError(SolverError):
-    """A method that was asked for failed; `partial` is the `Comparison` of the methods that had finished."""
+    """A requested method failed; `partial` is the `Comparison` of the methods that had finished."""
 
     partial: Comparison
 
@@ -145,7 +145,7 @@ class Comparison(Sequence[Solution]):
         return self._export(self._signed(self._bound))
 
     def gaps(self, method: int | str) -> Any:
-        """The gap between one method's answers and `best_bound`, shape (...): 0 if optimal, inf without a bound."""
+        """Return the gap from one method's answers to `best_bound`, shape (...): 0 if optimal, inf without a bound."""
         solution = self[method]
         return self._export(self._gaps[next(i for i, s in enumerate(self.solutions) if s is solution)])
 
@@ -207,7 +207,7 @@ class Comparison(Sequence[Solution]):
         return self
 
     def table(self, *, per_instance: bool = False) -> Table:
-        """A rich table: objective, gap to the best bound of all methods, certificate, status, time and nodes.
+        """Return a rich table: objective, gap to the best bound of all methods, certificate, status, time and nodes.
 
         Parameters
         ----------
@@ -237,7 +237,7 @@ class Comparison(Sequence[Solution]):
         return notes + ["interrupted"] * self.interrupted
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict per method and instance, as in `to_frame`."""
+        """Return one dict per method and instance, as in `to_frame`."""
         rows: list[dict[str, Any]] = []
         if not self.solutions:
             return rows
@@ -271,7 +271,7 @@ class Comparison(Sequence[Solution]):
         return rows
 
     def to_frame(self) -> Any:
-        """A pandas DataFrame with one row per method and instance.
+        """Return a pandas DataFrame with one row per method and instance.
 
         Columns: method, instance, n, k, objective, lower_bound and upper_bound (the method's own; one of them is the
         objective), best_bound and gap (of all methods), optimal, certified, contradicted (whether a method has a better

@@ -1,4 +1,4 @@
-"""`Problem`, an instance that solvers may trust, and `Reduction`, by which they maximise and heed required vertices."""
+"""`Problem`, an instance that solvers may trust, and `Reduction`, by which they maximise and keep required ones."""
 
 from ..kernels.solve.weights import Weights
 from .factored import FactoredWeights

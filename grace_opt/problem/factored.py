@@ -166,7 +166,7 @@ class FactoredWeights(ColumnWeights):
 
     @property
     def device(self) -> torch.device:
-        """Where the factors lie."""
+        """Device of the factors."""
         return self.terms[0].A.device
 
     @property
@@ -176,7 +176,7 @@ class FactoredWeights(ColumnWeights):
 
     @property
     def is_semidefinite(self) -> bool:
-        """Whether xᵀWx ≥ 0 is known, up to rounding: sums of (AᵀA) ∘ (BᵀB), by Schur's theorem, and W of tokens."""
+        """True if xᵀWx ≥ 0 is known, up to rounding: sums of (AᵀA) ∘ (BᵀB), by Schur's theorem, and W of tokens."""
         return self.nodes is None and (self.convex or all(term.is_gram and term.sign > 0 for term in self.terms))
 
     def numel(self) -> int:

@@ -172,7 +172,7 @@ class Problem:
         return self.W if isinstance(self.W, Weights) else None
 
     def dense(self, wanted_by: str) -> Problem:
-        """The same problem with W as a tensor.
+        """Return the same problem with W as a tensor.
 
         Raises
         ------
@@ -211,7 +211,7 @@ class Problem:
         return torch.tensor(found, dtype=torch.float64, device=self.W.device).reshape(self.batch_shape)
 
     def flatten(self) -> Problem:
-        """The same instances with exactly one batch dimension, as batched solvers get them."""
+        """Return the same instances with exactly one batch dimension, as batched solvers get them."""
         n = self.n
         required = None if self.required is None else self.required.reshape(-1, n)
         return replace(
@@ -261,7 +261,7 @@ def stays_sparse(n: int, entries: int) -> bool:
 
 
 def symmetrize(W: Any) -> Any:
-    """The symmetric part (W + Wᵀ) / 2, which has the same objective for every vertex set as W.
+    """Return the symmetric part (W + Wᵀ) / 2, which has the same objective for every vertex set as W.
 
     Parameters
     ----------

@@ -27,9 +27,9 @@ from grace_opt.hf import (
     attach,
     calibrate,
     calibrate_basis,
+    calibrate_eviction,
     learn_masks,
 )
-from grace_opt.hf import calibrate_eviction
 from grace_opt.hf.evict.names import eviction_named
 from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs, stored_bits
 from tests import children

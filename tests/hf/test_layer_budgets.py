@@ -27,9 +27,9 @@ from grace_opt.hf import (
     StreamingLLM,
     attach,
     attention_implementation,
+    calibrate_eviction,
     capture_attention,
 )
-from grace_opt.hf import calibrate_eviction
 from grace_opt.hf.evict import layer_budgets
 from grace_opt.hf.evict.kept_tokens import kept_tokens, tokens_kept
 from grace_opt.hf.evict.names import eviction_from_dict, eviction_to_dict

@@ -32,9 +32,8 @@ from ..engine.cache import CompressedCache
 from ..models.implementation import attention_implementation
 from ..models.recording import CapturedAttention, capture_attention
 from ..settings.config import CacheConfig
-from ..stores.counting import tensors_in
+from ..stores.counting import DENSE_BITS, tensors_in
 from .evaluation import ask, compare_predictions, next_token_log_probs, stored_bits
-from ..stores.counting import DENSE_BITS
 from .needle import filler, make_prompt, question
 
 #: The method of the first row, with which the others are compared.

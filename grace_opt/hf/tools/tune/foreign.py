@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ....errors import EvaluationError
-from ..evaluation import StoredBits, stated_bits
 from ...stores.counting import bits_of, tensors_in
+from ..evaluation import StoredBits, stated_bits
 
 
 def quantized_bits(cache: Any, elements: tuple[int, int]) -> StoredBits:
