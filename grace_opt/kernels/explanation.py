@@ -71,8 +71,8 @@ class Explanation:
         The threads in which decoding on the CPU runs.
     cache : CacheFolder
     machine_code : str
-        The kind of processor whose machine code a wheel brought and this machine runs, such as ``"x86-64-v4"``; empty
-        if there is none, as in a checkout, and loops are compiled here.
+        The kind of processor whose precompiled loops the wheel has and this machine runs, such as ``"x86-64-v4"``;
+        empty if there is none, as in a checkout, and loops are compiled here.
     switched_off : tuple of str
         The switches that are off, as written in the environment.
     """
@@ -153,7 +153,7 @@ def explain() -> Explanation:
 
 
 def _cache_folder() -> CacheFolder:
-    from ._shared.kept import cache_folder  # numba takes a while
+    from ._shared.disk_cache import cache_folder  # numba takes a while
 
     found = cache_folder()
     if found is None:

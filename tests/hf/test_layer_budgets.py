@@ -33,8 +33,8 @@ from grace_opt.hf.calibrate import budgets as calibrate_eviction
 from grace_opt.hf.evict import layer_budgets
 from grace_opt.hf.evict.kept_tokens import kept_tokens, tokens_kept
 from grace_opt.hf.evict.names import eviction_from_dict, eviction_to_dict
-from grace_opt.hf.models.attention import register
 from grace_opt.hf.models import load_pocket
+from grace_opt.hf.models.attention import register
 from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs
 from grace_opt.hf.tools.filling import dense_cache
 from tests import oracle

@@ -16,8 +16,8 @@ from grace_opt.hf import CompressedCache, calibrate_basis
 from grace_opt.hf.engine.layer import PrunedKeyLayer
 from grace_opt.hf.engine.masking import kept_channels
 from grace_opt.hf.engine.static_masks import StaticMask
-from grace_opt.hf.models.fingerprint import fingerprint
 from grace_opt.hf.models import placement
+from grace_opt.hf.models.fingerprint import fingerprint
 from grace_opt.hf.models.placement import layer_devices
 from tests.hf import parallel_worker
 from tests.hf.conftest import OBSERVED, RECENT, build

@@ -1,4 +1,4 @@
-"""Machine code of C functions that was compiled ahead of time: a wheel brings it, and nothing has to be compiled.
+"""Machine code of C functions that was compiled ahead of time: a wheel has it, and nothing has to be compiled.
 
 ``python -m bench.wheel`` compiles every `c_function`, and one for each loop of `jit`, for a few kinds of processors,
 and packs a file of machine code for each into `FOLDER`. `address_of` loads a function from the file for the richest

@@ -8,13 +8,13 @@ from __future__ import annotations
 from .switches import LLVM, is_off
 
 if is_off(LLVM):
-    from . import plain
+    from . import stand_ins
     from .jit import part
 
-    SIDE = plain.SIDE
-    add_twice, ask_for, differ = part(plain.add_twice), part(plain.ask_for), part(plain.differ)
-    first_place, largest_bits = part(plain.first_place), part(plain.largest_bits)
-    least, least_exchange = part(plain.least), part(plain.least_exchange)
+    SIDE = stand_ins.SIDE
+    add_twice, ask_for, differ = part(stand_ins.add_twice), part(stand_ins.ask_for), part(stand_ins.differ)
+    first_place, largest_bits = part(stand_ins.first_place), part(stand_ins.largest_bits)
+    least, least_exchange = part(stand_ins.least), part(stand_ins.least_exchange)
 else:
     from .vectors import SIDE, add_twice, ask_for, differ, first_place, largest_bits, least, least_exchange
 

@@ -1,6 +1,7 @@
-"""`table_function`: a loop as a C function that takes one address, for a wheel to bring its machine code.
+"""`table_function`: a loop as a C function that takes one address, whose machine code a wheel has.
 
-The address is that of a table, as `grace_opt.kernels._shared.brought` has it, which says when it is called and by whom.
+The address is that of a table, as `grace_opt.kernels._shared.precompiled` has it, which says when it is called and by
+whom.
 When: `python -m bench.wheel` compiles it, and tests do.
 """
 
@@ -13,9 +14,9 @@ from numba.core import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from .brought import HEAD, leaves
 from .jit import CFunction, Loop, part
 from .memory import array_value
+from .precompiled import HEAD, leaves
 
 
 def table_function(loop: Loop, signature: Any) -> CFunction:

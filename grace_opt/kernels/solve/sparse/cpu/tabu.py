@@ -13,10 +13,10 @@ from numba import b1, f8, i8, u8, void
 
 from ...._shared.jit import jit, part
 from ...tabu.cpu import CLOCK, RESTARTS, SLACK, STALE, draw, keep_elite, restart
+from .best_set import BEST, BEST_SET, NOW, RUN, note_all, note_moved, settle, store_best
 from .crossing import CROSSING, begin, entered, gone, key_of, note_key
 from .exchange import best_exchange, partner
 from .heap import HEAP, arrange, change, push, put, take_out
-from .kept import BEST, KEPT, NOW, RUN, keep, note_all, note_moved, settle
 from .sums import DWARFS, GRAPH, cost_of, moved, objective, weight_of
 
 
@@ -47,7 +47,7 @@ def start(g, x, cost, leave, enter, blocked, crossing, values, rng):
 @jit(
     ahead=[
         void(
-            GRAPH, f8[::1], f8, f8, i8, b1[::1], f8[::1], i8[::1], HEAP, HEAP, HEAP, CROSSING, KEPT, b1[::1], KEPT,
+            GRAPH, f8[::1], f8, f8, i8, b1[::1], f8[::1], i8[::1], HEAP, HEAP, HEAP, CROSSING, BEST_SET, b1[::1], BEST_SET,
             f8[::1], f8[::1], b1[:, ::1], f8[::1], i8[::1], u8[::1], i8, i8, i8, i8,
         )
     ]
@@ -59,8 +59,8 @@ def run(
     """Search for `budget` iterations from the state in the arrays, which are updated in place.
 
     top, most : `largest`; grain : the least weight that is not 0; cost, until (n,)
-    leave, enter, blocked : Heap; crossing : Crossing; best, own : Kept, of all runs and of this one; sure (n,) bool
-    values : as in `kept`; sizes (1,) the sum of |W_ij| over x, when last summed
+    leave, enter, blocked : Heap; crossing : Crossing; best, own : BestSet, of all runs and of this one; sure (n,) bool
+    values : as in `best_set`; sizes (1,) the sum of |W_ij| over x, when last summed
     elites, elite_values, state, rng, budget, patience, tenure : as in `grace_opt.kernels.solve.tabu.cpu`
     refresh : iterations after which all sums are made anew
     """
@@ -97,7 +97,7 @@ def run(
                 values[NOW], _, sizes[0] = objective(g, x)
         if values[NOW] < values[RUN] - slack:
             values[RUN] = values[NOW]
-            keep(own, x)
+            store_best(own, x)
             state[STALE] = 0
         else:
             state[STALE] += 1
@@ -109,7 +109,7 @@ def run(
             sizes[0] = start(g, x, cost, leave, enter, blocked, crossing, values, rng)
             note_all(best)
             note_all(own)
-            keep(own, x)
+            store_best(own, x)
             values[RUN] = values[NOW]
             state[STALE] = 0
             state[RESTARTS] += 1
@@ -134,7 +134,7 @@ def _note_best(x, best, values, slack):
     """Keep x as the best set if it is; called when f stops falling, not at every step."""
     if values[NOW] < values[BEST] - slack:
         values[BEST] = values[NOW]
-        keep(best, x)
+        store_best(best, x)
 
 
 @part

@@ -1,4 +1,4 @@
-"""`BroughtLoop`: a loop's machine code for one signature, from a wheel; Python calls it with a table.
+"""`PrecompiledLoop`: a loop's machine code for one signature, from a wheel; Python calls it with a table.
 
 What numba makes for Python to call is tied to a version of Python. So `grace_opt.kernels._shared.table_function` makes
 a C function of the loop, which takes the address of a table of 8 bytes an entry: whether it is done, its arguments, and
@@ -40,7 +40,7 @@ def leaves(kind: Any) -> Iterator[Any]:
         yield kind
 
 
-class BroughtLoop:
+class PrecompiledLoop:
     """A loop for one signature, if the wheel that is installed has machine code of it for this processor.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Keep compiled loops on disk, in one cache for all of ours that can never make a call fail.
+"""Cache compiled loops on disk, in one place for all of ours that can never make a call fail.
 
 With its own cache, numba refuses to compile if no folder can be written to, and fails if a cached file is damaged or
 the disk is full. Ours compiles anyway; one warning per process says what is wrong. The names of cached files contain a
@@ -31,7 +31,7 @@ _said = False
 
 
 def cache_folder() -> Path | None:
-    """Return where compiled loops are kept, or None; ``*`` stands for the operation if next to each module."""
+    """Return where compiled loops are cached, or None; ``*`` stands for the operation if next to each module."""
     try:
         folder = Path(_Cache(cache_folder).cache_path)
     except (RuntimeError, OSError):

@@ -1,7 +1,7 @@
 """The functions of `vectors` as plain loops: the same results, bit for bit, several times slower when compiled.
 
 When: with ``GRACE_OPT_LLVM=0``, or with a version of llvmlite that does not accept the hand-written instructions; and
-where loops run as plain Python (`plainly`).
+where loops run as plain Python (`interpreted`).
 """
 
 from __future__ import annotations
