@@ -204,7 +204,8 @@ def page(value: dict[str, Any]) -> Page:
         draw=lambda figure: draw(figure, middle),
         asked="How long does the first call take on a machine where no loop is compiled yet?",
         found=f"The README's first block takes {block:.1f} s, and a first decoding step {step:.1f} s"
-        f"{earlier}; a first prompt in codes {packed:.1f} s and a first step on them {coded:.1f}.{precompiled}{compared}",
+        f"{earlier}; a first prompt in codes {packed:.1f} s and a first step on them {coded:.1f}."
+        f"{precompiled}{compared}",
         sure=f"These are medians of {value['rounds']} rounds, all processes taking turns{busy}.",
         tables=[
             "Seconds, and the least and the most of all rounds. *Empty*: a folder without compiled loops; *kept*: the "

@@ -2,8 +2,8 @@
 
 ``python -m bench.wheel`` compiles every `c_function`, and one for each loop of `jit`, for a few kinds of processors,
 and packs a file of machine code for each into `FOLDER`. `address_of` loads a function from the file for the richest
-kind that this processor is no less than. A checkout has no such files. When: `grace_opt.kernels._shared.jit` asks
-before it compiles. Why, and what else was thought of: docs/adr/0020-compiled-ahead-of-time.md.
+kind that this processor is no less than. A checkout has no such files. When: `grace_opt.kernels._shared.jit` looks
+here before it compiles. Why, and what else was thought of: docs/adr/0020-compiled-ahead-of-time.md.
 
 Nothing of a file is used unless numba's version, the switch for hand-made LLVM and all sources of the kernels are those
 it was made from, and the bytes are those that were made. What is compiled here instead gives the same results, up to

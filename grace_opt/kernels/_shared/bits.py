@@ -1,7 +1,7 @@
 """`Bits`: a numba type for 256 bits, such as one bit of each of 256 tokens, and counters that add up many of them.
 
-Counters lie in bits too, the ones of all tokens in one vector, the twos in the next: adding sixteen vectors takes
-fifteen full adders, each a handful of logical operations for all tokens at once.
+Counters are stored as bits too, the ones of all tokens in one vector, the twos in the next: adding sixteen vectors
+takes fifteen full adders, each a handful of logical operations for all tokens at once.
 
 When: bits of many tokens are compared, and equal ones counted. LLVM splits vectors where registers are narrower.
 Source: the adders are Harley's and Seal's; Warren, "Hacker's Delight" (2012), section 5-1.

@@ -12,10 +12,10 @@ if is_off(LLVM):
     from .jit import part
 
     SIDE = stand_ins.SIDE
-    add_twice, ask_for, differ = part(stand_ins.add_twice), part(stand_ins.ask_for), part(stand_ins.differ)
+    add_twice, prefetch, differ = part(stand_ins.add_twice), part(stand_ins.prefetch), part(stand_ins.differ)
     first_place, largest_bits = part(stand_ins.first_place), part(stand_ins.largest_bits)
     least, least_exchange = part(stand_ins.least), part(stand_ins.least_exchange)
 else:
-    from .vectors import SIDE, add_twice, ask_for, differ, first_place, largest_bits, least, least_exchange
+    from .vectors import SIDE, add_twice, differ, first_place, largest_bits, least, least_exchange, prefetch
 
-__all__ = ["SIDE", "add_twice", "ask_for", "differ", "first_place", "largest_bits", "least", "least_exchange"]
+__all__ = ["SIDE", "add_twice", "differ", "first_place", "largest_bits", "least", "least_exchange", "prefetch"]

@@ -27,7 +27,7 @@ FEATURES = frozenset(cpu_target.target_context.codegen().magic_tuple()[2].split(
 
 
 def decided(features):
-    """`WIDEST`, `OCTETS` and `TRANSPOSING` of a processor with some features: all that loops and their callers ask."""
+    """Return `WIDEST`, `OCTETS` and `TRANSPOSING` of a processor with some features: all that loops depend on."""
     wide = "+avx512f" in features
     octets = "+avx512bw" in features if wide else "+avx2" in features
     return (16 if wide else LANES), octets, wide and {"+avx512bw", "+gfni", "+avx512vbmi"} <= features
@@ -265,19 +265,19 @@ def store_one(typing_context, address, value):
     return types.void(types.intp, types.float32), generate
 
 
-def prefetch(builder, address, near=2):
-    """The instruction of `ask_for`, for others that are written as LLVM instructions; 2: not to the nearest cache."""
+def prefetch_instruction(builder, address, near=2):
+    """The instruction of `prefetch`, for others that are written as LLVM instructions; 2: not to the nearest cache."""
     pointer = builder.inttoptr(address, ir.IntType(8).as_pointer())
     # To read (0), how near, data and not instructions (1).
     _call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, *(ir.Constant(_COUNT, n) for n in (0, near, 1))])
 
 
 @intrinsic
-def ask_for(typing_context, address):
+def prefetch(typing_context, address):
     """Have the processor fetch the cache line of an address without waiting for it; any address will do."""
 
     def generate(context, builder, signature, arguments):
-        prefetch(builder, arguments[0], near=3)
+        prefetch_instruction(builder, arguments[0], near=3)
         return context.get_dummy_value()
 
     return types.void(types.intp), generate

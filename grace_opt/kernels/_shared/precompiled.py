@@ -5,8 +5,8 @@ a C function of the loop, which takes the address of a table of 8 bytes an entry
 its results. An argument is a number, or the address of a numpy array, whose fields numpy's C interface has at the same
 place in all versions; a tuple is what it holds.
 
-When: `grace_opt.kernels._shared.jit` asks it before it compiles a loop. A call takes some five microseconds longer than
-one by numba. Why: docs/adr/0020-compiled-ahead-of-time.md.
+When: `grace_opt.kernels._shared.jit` looks here before it compiles a loop. A call takes some five microseconds longer
+than one by numba. Why: docs/adr/0020-compiled-ahead-of-time.md.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ TRITON, LLVM, OPENMP = "GRACE_OPT_TRITON", "GRACE_OPT_LLVM", "GRACE_OPT_OPENMP"
 PLAIN, AHEAD = "GRACE_OPT_PLAIN", "GRACE_OPT_AHEAD"
 
 
-@cache  # a step asks for every layer, and os.environ takes some microseconds to say that it has no such name
+@cache  # every layer looks it up in every step, and os.environ takes some microseconds to say that it has no such name
 def is_off(switch: str) -> bool:
     """Return whether the environment turns this off.
 

@@ -22,7 +22,7 @@ _INDEX = ir.IntType(64)
 
 
 @intrinsic
-def ask_for(typing_context, array, place):
+def prefetch(typing_context, array, place):
     """Have the processor fetch the cache line of ``array[place]`` without waiting for it."""
 
     def generate(context, builder, signature, arguments):

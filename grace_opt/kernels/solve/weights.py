@@ -1,6 +1,6 @@
 """`Weights`: W in a form that is not a tensor, because as one it would take n² numbers.
 
-What solvers, bounds and the objective may ask of such a W. `grace_opt.problem.sparse` and `grace_opt.problem.factored`
+What solvers, bounds and the objective may call on such a W. `grace_opt.problem.sparse` and `grace_opt.problem.factored`
 are the forms. When: for code that takes W of any form; a method that reads a tensor gets one (`Weights.dense`).
 """
 
@@ -46,7 +46,7 @@ class Weights(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the numbers lie."""
+        """The device of the numbers."""
 
     @property
     def shape(self) -> tuple[int, ...]:

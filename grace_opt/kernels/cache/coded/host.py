@@ -59,11 +59,11 @@ def unsupported_reason(query: Tensor, tail_keys: Tensor, tail_values: Tensor) ->
     if is_off(LLVM):
         return f"{LLVM}=0 turns off what is written as LLVM instructions"
     if sys.byteorder != "little":
-        return "bits lie as on little-endian machines, which this is not"
+        return "bits are in the order of little-endian machines, which this is not"
     if query.dtype == torch.float64:
         return "queries are float64, and the loops compute in float32"
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return "gradients are asked for, and the loops have none"
+        return "gradients are requested, and the loops have none"
     if torch.compiler.is_compiling():
         return "torch.compile is tracing, and cannot look into the loops"
     rows = query.shape[1] // tail_keys.shape[1] * query.shape[2]
@@ -129,7 +129,7 @@ def coded_attention(
     Raises
     ------
     CacheError
-        If shapes do not go together. What `unsupported_reason` says must have been asked before.
+        If shapes do not go together. `unsupported_reason` must have returned None before.
     """
     loops = _loops()
     given = laid_out(

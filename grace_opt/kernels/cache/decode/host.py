@@ -67,7 +67,7 @@ def unsupported_reason(
         if isinstance(part, Packed) and part.parameters != torch.float32:
             return f"scales and zero points are {part.parameters}; they must be float32"
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return "gradients are asked for, and the kernel has none"
+        return "gradients are requested, and the kernel has none"
     if torch.compiler.is_compiling():
         return "torch.compile is tracing, and cannot look into the kernel"
     rows = query.shape[1] // pruned_keys.shape[1] * query.shape[2]
@@ -240,7 +240,7 @@ def _table_place(packed: Packed) -> list[int]:
 
 
 def _read_keys(keys: Tensor | PackedKeys) -> tuple[int, Tensor | PackedKeys, list[int], list[int]]:
-    """How pruned keys lie, what is read and must stay alive, its place, and what packed keys look like."""
+    """Return the layout of pruned keys, what is read and must stay alive, its place, and the form of packed keys."""
     if isinstance(keys, PackedKeys):
         return PACKED, keys, _table_place(keys), _form(keys)
     if keys.shape[3] > 1 and keys.stride(3) != 1 and (keys.stride(2) == 1 or keys.shape[2] == 1):
@@ -262,7 +262,7 @@ def _read_mask(
 
 
 def _rowwise(tensor: Tensor) -> Tensor:
-    """The tensor, copied unless the numbers of its last dimension lie side by side."""
+    """Return the tensor, copied unless the numbers of its last dimension are adjacent."""
     return tensor if tensor.stride(3) == 1 or tensor.shape[3] == 1 else tensor.contiguous()
 
 

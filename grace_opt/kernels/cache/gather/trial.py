@@ -15,4 +15,6 @@ def gpu(device: torch.device) -> bool:
     keys = draw(device, 2, 2, 300, 40).mT.contiguous().mT
     kept = torch.arange(3, 40, 3, device=device).expand(2, 2, -1)
     expected = gather_channels(keys, kept)
-    return all(torch.equal(on_chip.gather_channels(keys, kept, lies), expected) for lies in (False, True))
+    return all(
+        torch.equal(on_chip.gather_channels(keys, kept, channel_major), expected) for channel_major in (False, True)
+    )

@@ -46,7 +46,7 @@ def unsupported_reason(
             return "tensors are not on the CPU"
         return f"{', '.join(sorted({str(t.dtype) for t in tensors}))}: all must be float32"
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return "gradients are asked for, and the kernel has none"
+        return "gradients are requested, and the kernel has none"
     if torch.compiler.is_compiling():
         return "torch.compile is tracing, and cannot look into the kernel"
     if softcap is not None or query.shape[2] != 1:
@@ -112,7 +112,7 @@ class ReadAddresses(NamedTuple):
 def kept_of(
     units: Units | HashTables, stored: Stored, place_units: Callable[[npt.NDArray[np.int64]], list[Tensor]]
 ) -> npt.NDArray[np.int64]:
-    """Return where what is read in every step lies, found once for as long as the tensors stay where they are.
+    """Return the locations of what is read in every step, listed once for as long as the tensors stay where they are.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def kept_of(
     for row, tensor in zip((SINK_KEYS, OLD_KEYS, OLD_VALUES), rows, strict=True):
         places[row] = place(tensor)
     places[COUNTS], places[REACH] = [counts.data_ptr(), 4 * counts.stride(0), 0, 4, 0], [*place(reach), 0]
-    # What was given is kept alive as well: as long as it is, nothing else can lie at its address.
+    # What was given is kept alive as well: as long as it is, nothing else can be at its address.
     units.places["found"] = ReadAddresses(where, places, [*given, kept, counts, reach, *rows, *place_units(places)])
     return places.copy()
 
@@ -141,7 +141,7 @@ def kept_of(
 def place_step(
     places: npt.NDArray[np.int64], query: Tensor, stored: Stored, mask: Tensor | None
 ) -> tuple[int, list[Tensor]]:
-    """Write where what a step brings lies; return the kind of its mask, and what to keep alive until it is done."""
+    """Write the locations of what a step brings; return the kind of its mask, and what to keep alive."""
     news = [rowwise(t) for t in (query, stored.tail_keys, stored.tail_values)]
     for row, tensor in zip((QUERY, TAIL_KEYS, TAIL_VALUES), news, strict=True):
         places[row] = place(tensor)
@@ -155,7 +155,7 @@ def place_step(
 
 
 def rowwise(tensor: Tensor) -> Tensor:
-    """The tensor, copied unless the numbers of its last dimension lie side by side."""
+    """Return the tensor, copied unless the numbers of its last dimension are adjacent."""
     return tensor if tensor.stride(3) == 1 or tensor.shape[3] == 1 else tensor.contiguous()
 
 

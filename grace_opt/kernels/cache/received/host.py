@@ -20,15 +20,15 @@ def attention_received(queries: Tensor, weights: Tensor, keys: Tensor, scaling: 
     share = -(-rows // (MOST_ITEMS * ROWS_AT_ONCE)) * ROWS_AT_ONCE
     items = -(-rows // share)
     found = np.empty((2, heads, length), np.float32)
-    asked = torch.zeros(rows + spare, width, dtype=torch.float32, device="cpu")
+    scaled_queries = torch.zeros(rows + spare, width, dtype=torch.float32, device="cpu")
     each = torch.nn.functional.pad(weights, (0, spare)).contiguous().numpy()
     turned = np.empty((tiles, width, TILE), np.float32)
     sums, taken = np.empty((items, 2, tiles * TILE), np.float32), np.empty(1, np.int64)
-    addresses = [array.ctypes.data for array in (taken, asked.numpy(), each, turned, sums)]
-    data = np.array([*addresses, len(asked), width, tiles, items, length, share], np.int64)
+    addresses = [array.ctypes.data for array in (taken, scaled_queries.numpy(), each, turned, sums)]
+    data = np.array([*addresses, len(scaled_queries), width, tiles, items, length, share], np.int64)
     for head in range(heads):
-        asked[:rows] = queries[head]
-        asked *= scaling * LOG2E
+        scaled_queries[:rows] = queries[head]
+        scaled_queries *= scaling * LOG2E
         stored = keys[head].float()
         stored = stored if stored.stride(1) == 1 else stored.contiguous()
         given = [addresses[0], addresses[3], stored.data_ptr(), width, tiles, length, stored.stride(0) * BYTES]

@@ -26,7 +26,7 @@ EXACT = 2.0**52
 
 
 class ColumnWeights(Weights):
-    """Symmetric W (..., n, n) whose columns are computed when they are asked for."""
+    """Symmetric W (..., n, n) whose columns are computed when they are needed."""
 
     @abstractmethod
     def columns(self, indices: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from numba import b1, f4, f8, i8, void
 from torch import Tensor
 
-from ..._shared.inner import add_twice, ask_for, first_place, least
+from ..._shared.inner import add_twice, first_place, least, prefetch
 from ..._shared.jit import jit
 from ..._shared.threads import ALONE_BELOW, split_batch
 
@@ -66,7 +66,7 @@ def greedy(W, given, candidates, k, order, mask, rise):
         for step in range(steps):
             for b in range(start, stop):
                 if diagonal and b + TOGETHER < size and step < n:
-                    ask_for(W[b + TOGETHER, step], step)  # the next diagonals: every entry is in another cache line
+                    prefetch(W[b + TOGETHER, step], step)  # the next diagonals: every entry is in another cache line
                 if step < k[b]:
                     here, value = scores[b - start], lowest[b - start]
                     best = first_place(here, value)
@@ -75,7 +75,7 @@ def greedy(W, given, candidates, k, order, mask, rise):
                     rise[b] += value
                     here[best] = np.inf
                     for i in range(0, n, line):
-                        ask_for(W[b, best], i)
+                        prefetch(W[b, best], i)
             for b in range(start, stop):
                 if step < k[b]:
                     lowest[b - start] = add_twice(scores[b - start], W[b, order[b, step]])

@@ -1,4 +1,4 @@
-r"""Attention of a few query rows over coded tokens on the CPU: keys and values are read where they lie.
+r"""Attention of a few query rows over coded tokens on the CPU: keys and values are read in place.
 
 `grace_opt.kernels.cache.coded.host` calls it. A query is multiplied by the basis once, so that its products with
 coordinates are logits:
@@ -147,7 +147,7 @@ def open_unit(units, unit, tensor, width, run, place, room, longer):
     more = offset * 0
     if longer is not None and longer.shape[0] > 0:
         more += 1
-    if OCTETS or more == 1:  # bits are asked for, or are read once, when they are copied
+    if OCTETS or more == 1:  # bits are prefetched, or are read once, when they are copied
         size *= 0
     if a == b:
         return a, b, end, offset, stride, b - a
@@ -159,10 +159,10 @@ def open_unit(units, unit, tensor, width, run, place, room, longer):
 
 
 @part
-def coming_of(units, first, last, tensor, column, start, stop):
-    """What of a head's units, from one on, is read first: its address in the first plane, its bytes, a plane's bytes.
+def next_planes(units, first, last, tensor, column, start, stop):
+    """Which planes of a head's units, from one on, are read next: their address, the bytes read, the bytes of a plane.
 
-    No bytes if nothing is.
+    No bytes if nothing is read.
     """
     for unit in range(first, last):
         count = units[unit, COUNT]
@@ -199,7 +199,7 @@ def attend_coded(
     sizes, items : int64
         As in `attend`.
     turn : (1,) int64
-        If `UNKNOWN`, the next item is taken before the last values are read, so that its keys are asked for meanwhile.
+        If `UNKNOWN`, the next item is taken before the last values are read, so that its keys are prefetched meanwhile.
     longer : (bytes,) uint8, or None
         Room for planes of a trellis as they are read, if they are written; no bytes without a trellis, None where there
         never is one.
@@ -219,9 +219,9 @@ def attend_coded(
         column += units[unit, COUNT]
         if a == b:
             continue
-        coming = coming_of(units, unit + 1, last, keys, column, start, stop)
-        if coming[1] == 0:
-            coming = coming_of(units, first, last, values, nowhere, start, stop)
+        upcoming = next_planes(units, unit + 1, last, keys, column, start, stop)
+        if upcoming[1] == 0:
+            upcoming = next_planes(units, first, last, values, nowhere, start, stop)
         scale_queries(turned, width, order, scales, means, constants, scaled)
         to = start_of(logits) + place * BYTES
         of_rows = start_of(scaled), query_step, constants, books, book_step
@@ -232,7 +232,7 @@ def attend_coded(
                 at, offset, step, some, to = start_of(bits_at), 0, BLOCK_STEP, BLOCK, to + whole * BYTES
             elif rest:
                 break
-            add_logits(at, starts, offset, step, some, *of_rows, to, logit_step, none, (octets, coming), longer)
+            add_logits(at, starts, offset, step, some, *of_rows, to, logit_step, none, (octets, upcoming), longer)
         for row in range(rows):
             line = logits[row]
             if softcap:
@@ -254,13 +254,13 @@ def attend_coded(
         column += units[unit, COUNT]
         if a == b:
             continue
-        coming = coming_of(units, unit + 1, last, values, column, start, stop)
-        if coming[1] == 0:
+        upcoming = next_planes(units, unit + 1, last, values, column, start, stop)
+        if upcoming[1] == 0:
             if turn[0] == UNKNOWN:
                 turn[0] = add_one(sizes)
             if 0 <= turn[0] < items.shape[0] and items[turn[0], 1] >= 0:
                 one = items[turn[0]]
-                coming = coming_of(units, one[1], one[2], keys, nowhere, one[3], one[4])
+                upcoming = next_planes(units, one[1], one[2], keys, nowhere, one[3], one[4])
         clear(totals, value_width)
         shares = start_of(logits) + place * BYTES
         of_rows = logit_step, books, book_step, start_of(totals)
@@ -271,7 +271,7 @@ def attend_coded(
                 at, offset, step, some, shares = start_of(bits_at), 0, BLOCK_STEP, BLOCK, shares + whole * BYTES
             elif rest:
                 break
-            add_values(at, starts, offset, step, some, shares, *of_rows, none, (octets, coming), longer)
+            add_values(at, starts, offset, step, some, shares, *of_rows, none, (octets, upcoming), longer)
         add_products(logits[:rows], place, end, totals, value_width, order, scales, means, made)
         place = end
     add_rows(made, value_width, products)

@@ -93,8 +93,8 @@ def read_as(level, longer):
 def fetch(at, size, stride, planes):
     """Bring `size` bytes of each plane into the processor's caches, from an address in the first plane on.
 
-    That are hundreds of streams, more than the processor foresees. They are read, many at the same time; when it is
-    asked for as many, it forgets most.
+    These are hundreds of streams, more than the processor predicts. They are read, many at the same time; of as many
+    prefetch requests, it drops most.
     """
     seen = np.int64(0)
     for _ in range(planes):

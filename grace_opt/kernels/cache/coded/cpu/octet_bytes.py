@@ -20,7 +20,7 @@ from .levels import VECTORS, call, ordered, transposed
 
 #: Planes of an octet, and those of each channel where two share one; bytes of an address.
 PLANES, HALF, PLACE = 8, 4, 8
-#: Bytes of a plane that octets are made of at once, and of the tokens that lie side by side then: a whole vector.
+#: Bytes of a plane that octets are made of at once, and of the tokens that are side by side then: a whole vector.
 LINE = 4 * WIDEST
 #: Numbers of what is said of an octet: addresses of its planes, then, as `TABLES`, of what its lowest bits stand for,
 #: and the four above these; as `LONGER`, a bit for each two planes that are made of one, a trellis' lowest one, whose

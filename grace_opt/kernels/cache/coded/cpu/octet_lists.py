@@ -19,7 +19,7 @@ from ...decode.cpu import ZERO
 from ..forms import ROWS
 from .channels import ALL, CACHE_LINE, READ_BITS
 from .octet_bytes import ENTRY, HALF, LINE, LONGER, PLACE, PLANES, TABLES, leaves_page, make_octet, put_planes
-from .octets import BYTES, FEW, SIXTEEN, WHOLE, ask_for_line, store_sums_of_signs, store_tables
+from .octets import BYTES, FEW, SIXTEEN, WHOLE, prefetch_line, store_sums_of_signs, store_tables
 
 #: Whether planes are weights that are added up; kinds of octets.
 WEIGHTS, KINDS = WIDEST == SIXTEEN, 6
@@ -40,7 +40,7 @@ EIGHT_BITS = READ_BITS.index(8)
 def make_octets(width):
     """Room for the octets of as many channels: what is said of each; vectors of its queries or totals, `ROWS` for each
     half; where the octets of each kind end; weights of planes; tables of four bits; the octets' bytes; the address
-    of what is asked for next, and the one behind what is read of its plane; a copy of planes, each with a byte before
+    of what is prefetched next, and the one behind what is read of its plane; a copy of planes, each with a byte before
     it, and what is said of them."""
     count = width + 2
     return (
@@ -88,23 +88,23 @@ def copy_planes(octet, at, size, copies, copied):
 
 
 @part
-def begin_to_ask(octets, coming):
-    """Ask for nothing yet of what is read afterwards: its address, the bytes, a plane's bytes."""
-    octets[6][0], octets[6][1] = coming[0], coming[0] + coming[1]
+def begin_to_prefetch(octets, upcoming):
+    """Note what is read afterwards, and is prefetched from now on: its address, the bytes read, a plane's bytes."""
+    octets[6][0], octets[6][1] = upcoming[0], upcoming[0] + upcoming[1]
 
 
 @part
-def ask(octets, coming, count):
-    """Ask for some lines of what is read afterwards, plane by plane; a processor can wait for about a dozen."""
-    asked = octets[6]
-    place, end = asked[0], asked[1]
-    if coming[1] > 0:
+def prefetch(octets, upcoming, count):
+    """Prefetch some lines of what is read afterwards, plane by plane; a processor can wait for about a dozen."""
+    prefetched = octets[6]
+    place, end = prefetched[0], prefetched[1]
+    if upcoming[1] > 0:
         for _ in range(count):
-            ask_for_line(place)
+            prefetch_line(place)
             place += CACHE_LINE
             if place >= end:
-                place, end = end - coming[1] + coming[2], end + coming[2]
-    asked[0], asked[1] = place, end
+                place, end = end - upcoming[1] + upcoming[2], end + upcoming[2]
+    prefetched[0], prefetched[1] = place, end
 
 
 @part

@@ -13,7 +13,17 @@ from ...._shared.memory import start_of
 from ..forms import ROWS
 from .channels import ALL
 from .octet_bytes import ENTRY, LINE, PLACE
-from .octet_lists import KINDS, LAST_OF_FEW, LAST_OF_TWO, WEIGHTS, ask, begin_to_ask, list_keys, list_values, make_some
+from .octet_lists import (
+    KINDS,
+    LAST_OF_FEW,
+    LAST_OF_TWO,
+    WEIGHTS,
+    begin_to_prefetch,
+    list_keys,
+    list_values,
+    make_some,
+    prefetch,
+)
 from .octets import (
     WHOLE,
     add_sums_of_signs,
@@ -56,7 +66,7 @@ def next_block(line, next_line, t):
 
 @part
 def read_from(places, starts, offset, stride, count, beyond, longer):
-    """Where `count` tokens are read: all where they lie. Parameters as for `kernels.cache.coded.cpu.longer`."""
+    """Return where `count` tokens are read: all in place. Parameters as for `kernels.cache.coded.cpu.longer`."""
     return offset, stride, count
 
 
@@ -78,33 +88,33 @@ def add_logits(
 
     `longer` is None if there is no trellis, and without one has no entries.
     """
-    octets, coming = room
+    octets, upcoming = room
     rows = len(none) // VECTORS
     given = places, starts, step, books, book_step, queries, query_step, rows, octets
     list_keys(*given, is_trellis(starts, longer))
     entries, ends, more, few = start_of(octets[0]), octets[2], rows * OF_FIRST, 2 * rows * BYTES
     factors = start_of(octets[1])
     others = factors + ends[0] * (more - few)
-    begin_to_ask(octets, coming)
+    begin_to_prefetch(octets, upcoming)
     for t in range(0, count, LINE * 8):
         size = min((count - t + 7) // 8, LINE)
         line, next_line = make_some(octets, starts[0], ends[KINDS - 1], offset + t // 8, size)
         for block in range(t, t + size * 8, BLOCK):
             sums = add_to_rows(start_of(constants), none)
             some = ends[KINDS - 1] * BLOCK_STEP // (PLACE * KINDS) + 1
-            ask(octets, coming, some)
+            prefetch(octets, upcoming, some)
             for i in range(ends[0]):
                 sums = keys_of_first(entries + i * SIZE, line + i * LINE, factors + i * more, sums)
-            ask(octets, coming, some)
+            prefetch(octets, upcoming, some)
             for i in range(ends[0], ends[1]):
                 sums = keys_of_two(entries + i * SIZE, line + i * LINE, others + i * few, sums)
-            ask(octets, coming, some)
+            prefetch(octets, upcoming, some)
             for i in range(ends[1], ends[2]):
                 sums = keys_of_five(entries + i * SIZE, line + i * LINE, others + i * few, sums)
-            ask(octets, coming, some)
+            prefetch(octets, upcoming, some)
             for i in range(ends[2], ends[3]):
                 sums = keys_of_six(entries + i * SIZE, line + i * LINE, others + i * few, sums)
-            ask(octets, coming, some)
+            prefetch(octets, upcoming, some)
             for i in range(ends[3], ends[4]):
                 sums = keys_of_eight(entries + i * SIZE, line + i * LINE, others + i * few, sums)
             if longer is not None:
@@ -120,11 +130,11 @@ def add_values(places, starts, offset, step, count, shares, share_step, books, b
 
     Behind the last one's, shares are 0 up to a whole block.
     """
-    octets, coming = room
+    octets, upcoming = room
     list_values(places, starts, step, books, book_step, octets, is_trellis(starts, longer))
     entries, totals, ends = start_of(octets[0]), start_of(octets[1]), octets[2]
     every, more = ends[KINDS - 1], 2 * ROWS * WHOLE
-    begin_to_ask(octets, coming)
+    begin_to_prefetch(octets, upcoming)
     if count == 0:
         return
     for t in range(0, count, LINE * 8):
@@ -141,35 +151,35 @@ def add_values(places, starts, offset, step, count, shares, share_step, books, b
                     for share in range(at, stop, BLOCK * BYTES):
                         found = values_of_few(entries + i * SIZE, own, share, share_step, found)
                         own = next_block(own, next_line, (share - at) // BYTES + BLOCK)
-                    ask(octets, coming, lines)
+                    prefetch(octets, upcoming, lines)
                     add_to_two(found, totals + i * more, t)
             for i in range(max(first, ends[0]), min(last, ends[1])):
                 found, own = none, line + i * LINE
                 for share in range(at, stop, BLOCK * BYTES):
                     found = values_of_two(entries + i * SIZE, own, share, share_step, found)
                     own = next_block(own, next_line, (share - at) // BYTES + BLOCK)
-                ask(octets, coming, lines)
+                prefetch(octets, upcoming, lines)
                 add_to_two(found, totals + i * more, t)
             for i in range(max(first, ends[1]), min(last, ends[2])):
                 found, own = none, line + i * LINE
                 for share in range(at, stop, BLOCK * BYTES):
                     found = values_of_five(entries + i * SIZE, own, share, share_step, found)
                     own = next_block(own, next_line, (share - at) // BYTES + BLOCK)
-                ask(octets, coming, lines)
+                prefetch(octets, upcoming, lines)
                 add_to_one(found, totals + i * more, t)
             for i in range(max(first, ends[2]), min(last, ends[3])):
                 found, own = none, line + i * LINE
                 for share in range(at, stop, BLOCK * BYTES):
                     found = values_of_six(entries + i * SIZE, own, share, share_step, found)
                     own = next_block(own, next_line, (share - at) // BYTES + BLOCK)
-                ask(octets, coming, lines)
+                prefetch(octets, upcoming, lines)
                 add_to_one(found, totals + i * more, t)
             for i in range(max(first, ends[3]), min(last, ends[4])):
                 found, own = none, line + i * LINE
                 for share in range(at, stop, BLOCK * BYTES):
                     found = values_of_eight(entries + i * SIZE, own, share, share_step, found)
                     own = next_block(own, next_line, (share - at) // BYTES + BLOCK)
-                ask(octets, coming, lines)
+                prefetch(octets, upcoming, lines)
                 add_to_one(found, totals + i * more, t)
             if longer is not None:
                 for i in range(max(first, ends[4]), min(last, ends[5])):
@@ -177,7 +187,7 @@ def add_values(places, starts, offset, step, count, shares, share_step, books, b
                     for share in range(at, stop, BLOCK * BYTES):
                         found = values_of_seven(entries + i * SIZE, own, share, share_step, found)
                         own = next_block(own, next_line, (share - at) // BYTES + BLOCK)
-                    ask(octets, coming, lines)
+                    prefetch(octets, upcoming, lines)
                     add_to_one(found, totals + i * more, t)
     for some in range(0, every * 2 * ROWS, WIDEST):
         store_totals(totals + some * WHOLE, totals + some * BYTES)

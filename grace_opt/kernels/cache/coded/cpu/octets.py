@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ...._shared.lanes import WIDEST, multiply_add_vectors, prefetch
+from ...._shared.lanes import WIDEST, multiply_add_vectors, prefetch_instruction
 from ..forms import ROWS
 from .levels import EVEN, VECTORS, call, number_at, vector_at
 from .octet_bytes import HALF, PLANES, TABLES, place_at
@@ -31,11 +31,11 @@ def _behind(builder, address, count):
 
 
 @intrinsic
-def ask_for_line(typing_context, address):
+def prefetch_line(typing_context, address):
     """Have the processor fetch the line of an address, but not to the nearest cache; any address will do."""
 
     def generate(context, builder, signature, arguments):
-        prefetch(builder, arguments[0])
+        prefetch_instruction(builder, arguments[0])
         return context.get_dummy_value()
 
     return types.void(types.intp), generate

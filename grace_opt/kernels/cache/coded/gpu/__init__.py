@@ -1,4 +1,4 @@
-r"""Attention of a few new queries over coded tokens on the GPU: keys and values are read where they lie.
+r"""Attention of a few new queries over coded tokens on the GPU: keys and values are read in place.
 
 The parameters and the result are those of `grace_opt.kernels.cache.coded.host.coded_attention`. A number of a coded key
 is :math:`s_j\, l(c_j) + m_j`, with a scale and a mean per channel of each unit, a class of tokens of one head, so that
@@ -71,7 +71,7 @@ def unsupported_reason(query: Tensor, tail_keys: Tensor, tail_values: Tensor) ->
     if rows > MAX_ROWS:
         return f"{rows} query rows share a KV head; at most {MAX_ROWS} is possible"
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return "gradients are asked for, and the kernels have none"
+        return "gradients are requested, and the kernels have none"
     if not query.is_cuda and not _INTERPRETED:
         return f"tensors are on {query.device}; a GPU is needed, or TRITON_INTERPRET=1 before triton is imported"
     return None

@@ -125,10 +125,10 @@ def launch(
     return output, received
 
 
-def _runs(blocks: int, others: int, asked: int | None) -> tuple[int, int]:
+def _runs(blocks: int, others: int, requested: int | None) -> tuple[int, int]:
     """Number of runs of dense tokens and blocks per run, if `others` programs have as many."""
     if not blocks:
         return 0, 0
-    wanted = min(MAX_DENSE_RUNS, triton.cdiv(PROGRAMS, others), triton.cdiv(blocks, BLOCKS_PER_RUN))
-    per_run = triton.cdiv(blocks, wanted if asked is None else asked)
+    needed = min(MAX_DENSE_RUNS, triton.cdiv(PROGRAMS, others), triton.cdiv(blocks, BLOCKS_PER_RUN))
+    per_run = triton.cdiv(blocks, needed if requested is None else requested)
     return triton.cdiv(blocks, per_run), per_run

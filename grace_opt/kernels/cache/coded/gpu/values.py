@@ -30,7 +30,7 @@ SHARE = tl.constexpr(1024.0)
 
 @triton.jit
 def joined_limbs(x, ROWS: tl.constexpr, R: tl.constexpr):
-    """High and low parts, which lie side by side, together."""
+    """Return the sums of high and low limbs, which are side by side."""
     return tl.sum(tl.reshape(x, [ROWS, R, 2]), axis=2)
 
 

@@ -13,7 +13,7 @@ from ...._shared.lanes import WIDEST
 from ...._shared.memory import array_at, empty, view, zeros
 from ...._shared.threads import array_of, call_with
 from ..reference import BEYOND, FITTING_STEPS, LARGEST, PART, PER_BYTE, Codebooks, levels_read, positive
-from .trellis import weave
+from .trellis import code_by_trellis
 
 #: Up to this number of bits, a code is the number of edges below, counted in vectors; with more, bisection is faster.
 COUNTED = 6
@@ -225,7 +225,7 @@ def code(rows, means, widths, counts, edges, trellis, even, scales, planes):
     room = empty((WIDEST * (longest + WIDEST),), np.float32)
     eights = zeros(((longest + PER_BYTE - 1) // PER_BYTE,), np.uint64)
     codes = view(eights, np.uint8)
-    starts, woven = empty((rows.shape[0],), np.int64), empty((rows.shape[0],), np.int64)
+    starts, trellis_coded = empty((rows.shape[0],), np.int64), empty((rows.shape[0],), np.int64)
     at, first = np.int64(0), 0
     for c in range(counts.shape[0]):
         count, own, number = counts[c], widths[c], 0
@@ -237,16 +237,16 @@ def code(rows, means, widths, counts, edges, trellis, even, scales, planes):
         for bits in range(trellis.shape[0] if count else 0):
             for r in range(rows.shape[0]):
                 if own[r] == bits and bits != even and bits:
-                    woven[number] = r
+                    trellis_coded[number] = r
                     number += 1
         columns = (count + WIDEST - 1) // WIDEST * WIDEST
         scaled = room[: WIDEST * columns].reshape(WIDEST, columns)
         for some in range(0, number, WIDEST):
-            lanes = woven[some : min(some + WIDEST, number)]
+            lanes = trellis_coded[some : min(some + WIDEST, number)]
             for lane in range(lanes.shape[0]):
                 r = lanes[lane]
                 scale_down(rows[r, first : first + count], means[r], scales[c, r], scaled[lane])
-            weave(scaled, count, lanes, own, trellis, planes, starts)
+            code_by_trellis(scaled, count, lanes, own, trellis, planes, starts)
         for r in range(rows.shape[0]):
             bits = own[r]
             if bits and count and (bits == even or not trellis.shape[0]):

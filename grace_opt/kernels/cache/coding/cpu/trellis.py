@@ -120,7 +120,7 @@ def plane_of(codes, count, bit):
 
 
 @part(error_model="numpy")
-def weave(scaled, count, rows, widths, trellis, planes, starts):
+def code_by_trellis(scaled, count, rows, widths, trellis, planes, starts):
     """Write the planes of some rows, no more than lanes.
 
     Parameters

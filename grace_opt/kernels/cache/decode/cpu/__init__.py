@@ -105,12 +105,12 @@ def attend_segment(
 ):
     """Attend to columns `start` to `stop` of a segment.
 
-    `keys` are (address, step or owners, how they lie, width, form), `values` (address, step or owners, whether packed,
+    `keys` are (address, step or owners, layout, width, form), `values` (address, step or owners, whether packed,
     width, form, tokens before this segment's), `hidden` (kind of mask, rows' addresses, step, rows' last columns, the
     segment's first column), `state` (maxima, sums and products of the rows so far); `packs` is None where nothing is
     packed.
     """
-    keys_at, key_step, lies, width, key_form = keys
+    keys_at, key_step, layout, width, key_form = keys
     values_at, value_step, packed, value_width, value_form, before = values
     kind, masks, mask_step, last_columns, column = hidden
     largest, sums, products = state
@@ -121,11 +121,11 @@ def attend_segment(
         count = min(BLOCK - t % BLOCK, stop - t)  # start at multiples of BLOCK: most groups of packed keys stay whole
         for first in range(0, rows, ROWS):
             four, place = start_of(queries) + first * query_step, out + first * out_step
-            if packs is not None and lies == PACKED:
+            if packs is not None and layout == PACKED:
                 logits_packed(
                     four, query_step, room, keys_at, key_step, head, key_form, t, width, count, to, logit_step
                 )
-            elif lies == BY_CHANNEL:
+            elif layout == BY_CHANNEL:
                 logits_by_channel(four, query_step, keys_at + t * BYTES, key_step, width, count, to, logit_step)
             else:
                 logits_by_token(four, query_step, keys_at + t * key_step, key_step, width, count, to, logit_step)
@@ -215,7 +215,7 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
         Address and strides of each tensor; of packed ones, address and step of the table, zero, address of the owners.
     sizes : (26,) int64
         KV heads, query heads of each, new tokens, width, kept channels, width of values, sinks, pruned tokens, tail,
-        runs, columns per run, how the pruned keys lie, kind of mask; the form of packed keys: group size, bits, bytes
+        runs, columns per run, layout of the pruned keys, kind of mask; the form of packed keys: group size, bits, bytes
         of an element, how many of its bits are below those of the first plane, and how many more below those of each
         later one, whether zero points count levels; whether old values are packed, and the form of these.
     inner, softcap, outer : float32, bool, float32
@@ -238,7 +238,7 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
         number, pairs = add_one(taken), largest.shape[0] // runs
         if number >= largest.shape[0]:
             return
-        # The same run of all heads one after the other: packed numbers of several heads lie in the same bytes.
+        # The same run of all heads one after the other: packed numbers of several heads share their bytes.
         pair, run = number % pairs, number // pairs
         item, b, h = pair * runs + run, pair // heads, pair % heads
         start, stop = run * columns, min((run + 1) * columns, every)
@@ -255,7 +255,7 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
             last_columns[row] = every - length + row % length
         for segment in (SINK_KEYS, PRUNED_KEYS, TAIL_KEYS):
             pruned_part, newest = segment == PRUNED_KEYS, segment == TAIL_KEYS
-            lies = layout if pruned_part else BY_TOKEN
+            key_layout = layout if pruned_part else BY_TOKEN
             queries, key_width = (narrow, kept) if pruned_part else (full, width)
             if newest:
                 column, count = sinks + pruned, tail
@@ -265,11 +265,11 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
                 column, count = 0, sinks
             stored, before = (TAIL_VALUES, 0) if newest else (OLD_VALUES, column)
             packed = not newest and sizes[19] != 0
-            key_step = places[segment, 4 if lies == BY_CHANNEL else 3]
+            key_step = places[segment, 4 if key_layout == BY_CHANNEL else 3]
             attend_segment(
                 queries,
                 h,
-                (address(places[segment], b, h), key_step, lies, key_width, key_form),
+                (address(places[segment], b, h), key_step, key_layout, key_width, key_form),
                 (address(places[stored], b, h), places[stored, 3], packed, value_width, value_form, before),
                 max(start - column, 0),
                 min(stop - column, count),

@@ -1,7 +1,7 @@
 """Read levels of a few bits into vectors of eight, out of bytes or of int32 (`grace_opt.kernels.cache.decode.packed`).
 
-Which of the two is asked for each vector, so there is one loop for both: the processor foresees the answer, and the
-arithmetic takes longer.
+Which of the two it is, is checked for each vector, so there is one loop for both: the processor predicts the branch,
+and the arithmetic takes longer.
 """
 
 from __future__ import annotations

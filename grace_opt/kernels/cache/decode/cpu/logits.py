@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...._shared.jit import part
-from ...._shared.lanes import ask_for, load, load_place, load_short, load_some, spread, store, total
+from ...._shared.lanes import load, load_place, load_short, load_some, prefetch, spread, store, total
 from ..forms import LANES
 from ..packed import ENTRIES, FIRST, LEVELS, PLANE, SCALE, STEP, ZERO
 from .levels import load_levels, load_some_levels
@@ -28,13 +28,13 @@ NOTHING = np.float32(0.0)
 
 @part
 def logits_by_token(queries, query_step, keys, key_step, width, count, out, out_step):
-    """Logits of four rows with `count` keys whose channels lie side by side, two keys at a time."""
+    """Logits of four rows with `count` keys whose channels are adjacent, two keys at a time."""
     full, rest = width - width % LANES, width % LANES
     for t in range(0, count, 2):
         key = keys + t * key_step
         other = key + key_step if t + 1 < count else key  # the last of an odd number is computed twice: `out` has room
         for place in range(0, 2 * width * BYTES, CACHE_LINE):
-            ask_for(key + KEY_AHEAD + place)
+            prefetch(key + KEY_AHEAD + place)
         a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = spread(NOTHING)
         for c in range(0, full * BYTES, WHOLE):
             a0, a1, a2, a3 = add_products(queries + c, query_step, load(key + c), a0, a1, a2, a3)
@@ -52,7 +52,7 @@ def logits_by_token(queries, query_step, keys, key_step, width, count, out, out_
 
 @part
 def logits_by_channel(queries, query_step, keys, channel_step, width, count, out, out_step):
-    """Logits of four rows with `count` keys of which each channel's numbers lie side by side, eight keys at a time."""
+    """Logits of four rows with `count` keys of which each channel's numbers are adjacent, eight keys at a time."""
     for t in range(0, count, LANES):
         key = keys + t * BYTES
         a0 = a1 = a2 = a3 = spread(NOTHING)

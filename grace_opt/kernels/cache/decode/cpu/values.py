@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from ...._shared.jit import part
-from ...._shared.lanes import ask_for, load, load_one, load_place, load_short, load_some, spread, store_one
+from ...._shared.lanes import load, load_one, load_place, load_short, load_some, prefetch, spread, store_one
 from ..forms import LANES
 from ..packed import ENTRIES, FIRST, LEVELS, PLANE, SCALE, STEP, ZERO
 from .levels import load_levels, load_some_levels
 from .rows import BYTES, PLACE, WHOLE, add_multiples, load_four, store_four, store_some_of_four
 
-#: Tokens whose values are added before the sums go back to memory, and how many tokens ahead values are asked for.
+#: Tokens whose values are added before the sums go back to memory, and how many tokens ahead values are prefetched.
 GROUP, AHEAD = 8, 16
 NOTHING = np.float32(0.0)
 
@@ -34,7 +34,7 @@ def add_values(shares, share_step, values, value_step, width, count, out, out_st
             if left >= 2 * LANES:
                 for t in range(start, stop):
                     at, share = value + t * value_step, shares + t * BYTES
-                    ask_for(at + AHEAD * value_step)
+                    prefetch(at + AHEAD * value_step)
                     a0, a1, a2, a3 = add_multiples(share, share_step, load(at), a0, a1, a2, a3)
                     b0, b1, b2, b3 = add_multiples(share, share_step, load(at + WHOLE), b0, b1, b2, b3)
             else:

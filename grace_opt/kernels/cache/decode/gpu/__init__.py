@@ -86,7 +86,7 @@ def unsupported_reason(
             f"{rows} query rows of width {width} take {held} bytes of {query.dtype}; at most {QUERY_BYTES} is possible"
         )
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, *stored)):
-        return "gradients are asked for, and the kernels have none"
+        return "gradients are requested, and the kernels have none"
     if not query.is_cuda and not _INTERPRETED:
         return f"tensors are on {query.device}; a GPU is needed, or TRITON_INTERPRET=1 before triton is imported"
     return None
@@ -250,7 +250,7 @@ def _block_size(channels: int, itemsize: int) -> int:
 
 
 def _stages(dtype: torch.dtype, *stored: Tensor | Packed) -> int:
-    """Blocks that are on chip at once: one in float32 where levels lie in int32, as small GPUs have no room for two."""
+    """Blocks that are on chip at once: one in float32 where levels are in int32, as two do not fit on small GPUs."""
     packed = (part for part in stored if isinstance(part, Packed))
     return 1 if dtype == torch.float32 and any(element_of(part.bits)[0] == torch.int32 for part in packed) else 2
 

@@ -2,8 +2,8 @@
 
 `grace_opt.kernels.cache.reading.host` calls it; `reference` defines the result. An item is one KV head of one sequence;
 its tokens are scored, and read, in runs, so that few items keep many threads busy. Units are counted by score, for the
-whole group of query heads, which says up to which score they are read. Tokens are copied, a block at a time and in the
-order in which they lie, to where the decoding kernel's loops (`grace_opt.kernels.cache.decode.cpu`) read them. Logits
+whole group of query heads, which says up to which score they are read. Tokens are copied, a block at a time and in
+their own order, to where the decoding kernel's loops (`grace_opt.kernels.cache.decode.cpu`) read them. Logits
 are in powers of two; scores lack what all logits have in common. Bounds are joined in float64 with what `certificate`
 allows for rounding.
 """

@@ -24,7 +24,7 @@ STEP = np.float32(STEPS / math.log2(math.e))
 def rank_units(rows, units, expected, sums, score, ranks, numbers):
     """Write how many steps each unit is below the first, and how many units there are at each step.
 
-    Units are read in this order, and at one step as they lie: it is `reference.reading_order`.
+    Units are read in this order, and at one step in the order of the tokens: it is `reference.reading_order`.
     """
     to, highest = start_of(score), spread(NOTHING)
     for u in range(0, units, LANES):

@@ -1,4 +1,4 @@
-"""Attention to the tokens that were chosen, which are copied, a block at a time and in the order in which they lie.
+"""Attention to the tokens that were chosen, which are copied, a block at a time and in their own order.
 
 They go to where the decoding kernel's loops (`grace_opt.kernels.cache.decode.cpu`) read them.
 """
@@ -6,7 +6,7 @@ They go to where the decoding kernel's loops (`grace_opt.kernels.cache.decode.cp
 from __future__ import annotations
 
 from ...._shared.jit import part
-from ...._shared.lanes import ask_for, load, load_byte, load_short, load_some, store, store_some
+from ...._shared.lanes import load, load_byte, load_short, load_some, prefetch, store, store_some
 from ...._shared.memory import start_of
 from ...decode.cpu import BLOCK, LEAST, NOTHING, address, turn_into_shares
 from ...decode.cpu.logits import logits_by_token
@@ -15,7 +15,7 @@ from ...decode.cpu.values import add_values
 from ...decode.forms import BOOL, LANES, ROWS
 from ..forms import COUNTS, FIRST, KEPT_COUNT, KIND, MASK, OLD, OLD_KEYS, OLD_VALUES, SINKS, SIZE, VALUE_WIDTH
 
-#: Tokens ahead of the copied one that are asked for.
+#: How many tokens ahead of the copied one are prefetched.
 AHEAD = 4
 
 
@@ -27,7 +27,7 @@ def copy_tokens(at, step, tokens, count, width, room):
     for i in range(count):
         ahead = at + tokens[min(i + AHEAD, count - 1)] * step
         for c in range(0, width * BYTES, 64):
-            ask_for(ahead + c)
+            prefetch(ahead + c)
         one, place = at + tokens[i] * step, to + i * row
         for c in range(0, full * BYTES, WHOLE):
             store(place + c, load(one + c))

@@ -1,6 +1,6 @@
 """Codes of queries, in how many bits those of 256 stored tokens differ from them, and which tokens are drawn.
 
-Bits of a hyperplane lie side by side for all tokens, so the numbers of differing bits are added up for all of them at
+Bits of a hyperplane are side by side for all tokens, so the numbers of differing bits are added up for all of them at
 once (`grace_opt.kernels._shared.bits`).
 """
 

@@ -1,6 +1,6 @@
 r"""The best exchange of a chosen vertex for another in a sparse graph, and the local search that makes it.
 
-The change of f is ``leave[i] + enter[j] - 2 W_ij``. Both costs lie in heaps: without an edge, the best exchange is that
+The change of f is ``leave[i] + enter[j] - 2 W_ij``. Both costs are in heaps: without an edge, the best exchange is that
 of the first entries. An edge with W_ij < 0 makes it worse: a heap is searched from its top, past neighbours, and never
 below an entry that is too costly. One with W_ij > 0 makes it better: those are in a heap of their own (`crossing`). An
 exchange costs about the degrees of its two vertices and, with weights above 0, those of their neighbours, not k.

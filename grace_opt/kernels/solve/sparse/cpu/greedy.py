@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import b1, f8, i8, types, void
 
-from ...._shared.inner import ask_for
+from ...._shared.inner import prefetch
 from ...._shared.jit import jit, part
 from .heap import HEAP, arrange, change, put, take_out
 from .sums import GRAPH
@@ -19,12 +19,12 @@ DWARFING_RATIO = 2.0**36
 
 
 @part
-def ask_for_neighbours(g, heap, vertex):
+def prefetch_neighbours(g, heap, vertex):
     """Have a vertex's neighbours in the cache when their keys change: each is somewhere else in memory."""
     for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
-        ask_for(heap.place, g.indices[p])
+        prefetch(heap.place, g.indices[p])
     for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
-        ask_for(heap.keys, max(heap.place[g.indices[p]], 0))
+        prefetch(heap.keys, max(heap.place[g.indices[p]], 0))
 
 
 @jit(ahead=[void(GRAPH, b1[::1], HEAP)])
@@ -43,7 +43,7 @@ def add(g, heap, taken, first, last, rise):
         vertex = heap.items[0]
         rise += heap.keys[0]
         taken[step] = vertex
-        ask_for_neighbours(g, heap, vertex)
+        prefetch_neighbours(g, heap, vertex)
         take_out(heap, vertex)
         for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
             other = g.indices[p]
@@ -79,7 +79,7 @@ def drop(g, heap, held, rest, grain, dwarfed, dropped, first, last):
     for step in range(first, last):
         vertex = heap.items[0]
         dropped[step] = vertex
-        ask_for_neighbours(g, heap, vertex)
+        prefetch_neighbours(g, heap, vertex)
         take_out(heap, vertex)
         for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
             other = g.indices[p]

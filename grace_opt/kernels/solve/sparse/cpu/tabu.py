@@ -47,8 +47,8 @@ def start(g, x, cost, leave, enter, blocked, crossing, values, rng):
 @jit(
     ahead=[
         void(
-            GRAPH, f8[::1], f8, f8, i8, b1[::1], f8[::1], i8[::1], HEAP, HEAP, HEAP, CROSSING, BEST_SET, b1[::1], BEST_SET,
-            f8[::1], f8[::1], b1[:, ::1], f8[::1], i8[::1], u8[::1], i8, i8, i8, i8,
+            GRAPH, f8[::1], f8, f8, i8, b1[::1], f8[::1], i8[::1], HEAP, HEAP, HEAP, CROSSING, BEST_SET, b1[::1],
+            BEST_SET, f8[::1], f8[::1], b1[:, ::1], f8[::1], i8[::1], u8[::1], i8, i8, i8, i8,
         )
     ]
 )  # fmt: skip
