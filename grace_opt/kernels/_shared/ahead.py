@@ -23,7 +23,7 @@ from llvmlite import binding
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys  # type: ignore[attr-defined]
 
-from .kept import stamp_of_sources
+from .disk_cache import stamp_of_sources
 from .lanes import FEATURES, decided
 from .switches import AHEAD, is_off
 

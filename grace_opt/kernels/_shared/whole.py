@@ -9,7 +9,7 @@ import numpy as np
 
 from .jit import part
 
-#: Shorter pieces are sorted by insertion, as in numba.
+#: Shorter parts are sorted by insertion, as in numba.
 SHORT = 16
 
 
@@ -52,8 +52,8 @@ def largest(values):
 
 @part
 def sort(values):
-    """Sort numbers in place, ascending: quicksort, which keeps the larger piece for later, and insertion."""
-    waiting, held = np.empty(128, np.int64), 2  # the pieces at least halve: two numbers for each of 63
+    """Sort numbers in place, ascending: quicksort, which keeps the larger part for later, and insertion."""
+    waiting, held = np.empty(128, np.int64), 2  # the parts at least halve: two numbers for each of 63
     waiting[0], waiting[1] = 0, len(values)
     while held > 0:
         held -= 2

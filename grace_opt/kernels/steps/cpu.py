@@ -104,13 +104,13 @@ def spend(losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope,
         for i in range(groups):
             chosen[i] = hull_levels[b, i, 0]
             least += cost[i, chosen[i]]
-        room = limits[b] - least
+        slack = limits[b] - least
         for place in range(groups * steps):
             i, s = order[b, place] // steps, order[b, place] % steps
             size = hull_cost[b, i, s]
             before = end
             end += size
-            fits = fits and end <= room
+            fits = fits and end <= slack
             if fits:
                 if hull_slope[b, i, s] > 0:
                     chosen[i] = hull_levels[b, i, s + 1]
@@ -118,19 +118,19 @@ def spend(losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope,
                     last = hull_slope[b, i, s]
             elif size > 0:
                 first = hull_slope[b, i, s]
-                none_left = min(max(room - before, 0.0), size) == 0
+                none_left = min(max(slack - before, 0.0), size) == 0
                 price[b] = 0.5 * (first + last) if first > 0 and last < np.inf and none_left else first
                 break
         while True:
             spent = 0.0
             for i in range(groups):
                 spent += cost[i, chosen[i]]
-            room = limits[b] - spent
+            slack = limits[b] - spent
             for i in range(groups):
                 now, gain, level = chosen[i], 0.0, 0
                 for to in range(count):
                     saved, extra = loss[i, now] - loss[i, to], cost[i, to] - cost[i, now]
-                    if admissible[b, i, to] and saved > 0 and extra <= room:
+                    if admissible[b, i, to] and saved > 0 and extra <= slack:
                         value = LARGEST_SLOPE if extra <= 0 else min(max(saved / extra, SMALLEST_SLOPE), LARGEST_SLOPE)
                         if value > gain:
                             gain, level = value, to
@@ -140,7 +140,7 @@ def spend(losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope,
                 if best[i] == 0:
                     break
                 end += max(cost[i, proposed[i]] - cost[i, chosen[i]], 0.0)
-                if end > room:
+                if end > slack:
                     break
                 chosen[i], moved = proposed[i], True
             if not moved:

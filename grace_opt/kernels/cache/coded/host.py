@@ -38,8 +38,8 @@ ADDRESSES, STEP = Struct(f"{GIVEN - AT_WORK}q"), Struct(f"{AT_SEQUENCES - AT_STE
 PLACE = 8
 #: Most plans kept with a sequence: one lasts for 32 steps.
 PLANS = 4
-#: Most float32 numbers that a thread keeps room for.
-KEPT = 2**18
+#: Most float32 numbers of workspace that a thread retains.
+RETAINED = 2**18
 #: If fewer numbers are read, waking other threads takes longer than it saves.
 ALONE_BELOW = 2**16
 
@@ -139,7 +139,7 @@ def coded_attention(
     plan = given.plan
     loops.prepare_at(given.at)
     attend = loops.attend_three_at if plan.by_three else loops.attend_at
-    call_in_threads(attend, given.at, len(plan.table.items), alone=plan.alone)
+    call_in_threads(attend, given.at, len(plan.table.tasks), alone=plan.alone)
     output = given.output if query.dtype == torch.float32 else given.output.to(query.dtype)
     return output, given.received
 
@@ -174,8 +174,8 @@ class Plan(NamedTuple):
         Whether three query rows are taken at a time, and in one thread.
     data : array
         What the loops get, with zeros where steps differ.
-    room, sinks : int
-        Least room for logits; most sinks.
+    logit_space, sinks : int
+        Least number of logits that there is space for, a row; most sinks.
     numbers, places : int, tuple of int
         Float32 numbers that the loops work with, and where four parts of them begin, in bytes.
     scales : array
@@ -188,7 +188,7 @@ class Plan(NamedTuple):
     by_three: bool
     alone: bool
     data: array[int]
-    room: int
+    logit_space: int
     sinks: int
     numbers: int
     places: tuple[int, int, int, int]
@@ -207,7 +207,7 @@ class LoopInputs(NamedTuple):
     at : int
         The address of `data`.
     taken : int
-        The place in `data` of the number of items that are taken: the first size.
+        The place in `data` of the number of tasks that are taken: the first size.
     output, received : Tensor
         What they write.
     plan : Plan
@@ -259,17 +259,22 @@ def laid_out(
         at_before = before.data_ptr()
     output = torch.empty(batch, length, query_heads, value_width, dtype=torch.float32, device="cpu")
     received = torch.empty(batch, heads, 3, newest, dtype=torch.float32, device="cpu")
-    work, data = room_for(plan.numbers), plan.data[:]
-    at, at_work = data.buffer_info()[0], work.data_ptr()
+    workspace, data = workspace_for(plan.numbers), plan.data[:]
+    at, workspace_address = data.buffer_info()[0], workspace.data_ptr()
     queries, of_newest, ends, products = plan.places
     data[AT_SIZES] = at + GIVEN * PLACE
-    works = at_work + queries, at_work + of_newest, at_work + ends, at_work + products
-    ADDRESSES.pack_into(data, AT_WORK * PLACE, *works, books.data_ptr(), output.data_ptr(), received.data_ptr())
-    room = max(plan.room, rounded(plan.sinks + tail + 2 * LANES))
+    areas = (
+        workspace_address + queries,
+        workspace_address + of_newest,
+        workspace_address + ends,
+        workspace_address + products,
+    )
+    ADDRESSES.pack_into(data, AT_WORK * PLACE, *areas, books.data_ptr(), output.data_ptr(), received.data_ptr())
+    logit_space = max(plan.logit_space, rounded(plan.sinks + tail + 2 * LANES))
     places = query.data_ptr(), *query.stride(), tail_keys.data_ptr(), *tail_keys.stride()
     more = tail_values.data_ptr(), *tail_values.stride(), at_before, known, trellis
-    STEP.pack_into(data, AT_STEP * PLACE, kind, room, newest, tail, *mask_place, *places, *more)
-    return LoopInputs(data, at, GIVEN, output, received, plan, [mask, floats, work, books, before])
+    STEP.pack_into(data, AT_STEP * PLACE, kind, logit_space, newest, tail, *mask_place, *places, *more)
+    return LoopInputs(data, at, GIVEN, output, received, plan, [mask, floats, workspace, books, before])
 
 
 def _plan_for(
@@ -314,7 +319,7 @@ def _planned(
     if table is None:
         table = batched([each.table for each in sequences], heads)
     batch, query_heads, length, width = query.shape
-    pairs, group, count = batch * heads, query_heads // heads, len(table.items)
+    pairs, group, count = batch * heads, query_heads // heads, len(table.tasks)
     dense = [_dense(each) for each in sequences]
     sinks = max(found[0] for _, found in dense)
     padded, wide, value_wide = -(-group * length // ROWS) * ROWS, rounded(width), rounded(value_width)
@@ -330,11 +335,11 @@ def _planned(
     for (_, found), more in zip(dense, dense_newest, strict=True):
         numbers += [*found, more]
     numbers += [0] * pairs
-    room = rounded(COLUMNS + 2 * BLOCK * table.most)
+    logit_space = rounded(COLUMNS + 2 * BLOCK * table.most)
     alone = table.numbers * (width + value_width) < ALONE_BELOW
     made = [tensor for tensors, _ in dense for tensor in tensors]
     plan = Plan(
-        *(table, by_three(group * length), alone, array("q", numbers), room, sinks),
+        *(table, by_three(group * length), alone, array("q", numbers), logit_space, sinks),
         *(of_queries + of_newest + of_ends + of_products, (0, at_newest, at_ends, at_ends + 4 * of_ends)),
         *(scales, made),
     )
@@ -361,20 +366,20 @@ def rowwise(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def room_for(numbers: int) -> Tensor:
+def workspace_for(numbers: int) -> Tensor:
     """Return so many float32 numbers or more, whatever they are; the thread's own, from call to call, if they are few.
 
     New memory would have to come from another thread's caches, or from the machine's memory.
     """
-    if numbers > KEPT:
+    if numbers > RETAINED:
         return torch.empty(numbers, dtype=torch.float32, device="cpu")
-    room: Tensor | None = getattr(_ROOM, "numbers", None)
-    if room is None or room.shape[0] < numbers:
-        room = _ROOM.numbers = torch.empty(numbers, dtype=torch.float32, device="cpu")
-    return room
+    workspace: Tensor | None = getattr(_WORKSPACE, "numbers", None)
+    if workspace is None or workspace.shape[0] < numbers:
+        workspace = _WORKSPACE.numbers = torch.empty(numbers, dtype=torch.float32, device="cpu")
+    return workspace
 
 
-_ROOM = threading.local()
+_WORKSPACE = threading.local()
 
 
 def rounded(count: int) -> int:

@@ -30,8 +30,8 @@ from .packed import ENTRIES, Packed, PackedKeys, PackedValues, element_of
 
 #: Most query rows (query heads per KV head times new tokens); a matrix library is faster well below this.
 MAX_ROWS = 512
-#: Approximate number of items to share among threads, and the fewest columns of an item.
-ITEMS = 64
+#: Approximate number of tasks to share among threads, and the fewest columns of a task.
+TASKS = 64
 LEAST_COLUMNS = 128
 #: If fewer numbers are read, waking other threads takes longer than it saves.
 ALONE_BELOW = 2**17
@@ -89,7 +89,7 @@ def decode_attention(
     softcap: float | None = None,
     causal: bool = True,
     *,
-    runs: int | None = None,
+    splits: int | None = None,
 ) -> Tensor:
     """Compute attention over sinks, pruned keys and a dense tail.
 
@@ -118,8 +118,8 @@ def decode_attention(
         Logits become ``softcap * tanh(logits / softcap)`` before the mask.
     causal : bool
         What ``attention_mask=None`` means.
-    runs : int or None
-        Number of pieces that each head's columns are cut into, for measurements; None chooses from the shapes.
+    splits : int or None
+        Number of splits that each head's columns are cut into, for measurements; None chooses from the shapes.
 
     Returns
     -------
@@ -144,10 +144,10 @@ def decode_attention(
         return output
 
     pairs, group, rows = batch * heads, query_heads // heads, query_heads // heads * length
-    if runs is None:
-        runs = min(-(-ITEMS // pairs), -(-total // LEAST_COLUMNS))
-    columns = -(-total // runs)
-    runs = -(-total // columns)
+    if splits is None:
+        splits = min(-(-TASKS // pairs), -(-total // LEAST_COLUMNS))
+    columns = -(-total // splits)
+    splits = -(-total // columns)
     kind, mask, mask_place = _read_mask(attention_mask, query, total, causal)
     # All tensors are kept alive until the loops are done: they get only addresses.
     stored = [_rowwise(t) for t in (sink_keys, tail_keys, tail_values)]
@@ -157,17 +157,17 @@ def decode_attention(
     steps = kept_indices.stride()
     inner, outer = scales_of(width**-0.5 if scaling is None else scaling, softcap)
     scales = array("f", [float(inner), float(outer), float(softcap is not None)])
-    items, room, wide = pairs * runs, -(-rows // ROWS) * ROWS, -(-value_width // (2 * LANES)) * 2 * LANES
-    of_ends = -(-items * rows // LANES) * LANES
-    work = torch.empty(2 * of_ends + items * room * wide, dtype=torch.float32, device="cpu")
+    tasks, padded_rows, wide = pairs * splits, -(-rows // ROWS) * ROWS, -(-value_width // (2 * LANES)) * 2 * LANES
+    of_ends = -(-tasks * rows // LANES) * LANES
+    workspace = torch.empty(2 * of_ends + tasks * padded_rows * wide, dtype=torch.float32, device="cpu")
 
     places = [*_place(query), kept_indices.data_ptr(), 8 * steps[0], 8 * steps[1], 0, 8 * steps[2]]
     places += [*_place(stored[0]), *narrow_place, *_place(stored[1]), *old_place, *_place(stored[2]), *mask_place]
-    sizes = [heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, layout, kind]
+    sizes = [heads, group, length, width, kept, value_width, sinks, pruned, tail, splits, columns, layout, kind]
     sizes += key_form + value_form
-    at_ends = work.data_ptr()
+    at_ends = workspace.data_ptr()
     given = [0, 0, 0, scales.buffer_info()[0], at_ends, at_ends + 4 * of_ends, at_ends + 8 * of_ends]
-    given += [items, rows, room, wide, output.data_ptr()]
+    given += [tasks, rows, padded_rows, wide, output.data_ptr()]
     data = array("q", [*given, 0, *places, *sizes])
     at, taken = data.buffer_info()[0], len(given)
     for number, place in enumerate((taken, taken + 1, taken + 1 + len(places))):
@@ -177,9 +177,9 @@ def decode_attention(
 
     in_few_bits = isinstance(pruned_keys, Packed) or isinstance(old_values, Packed)
     attend = attend_packed_at if in_few_bits else attend_at
-    call_in_threads(attend, at, items, alone=pairs * total * (width + value_width) < ALONE_BELOW)
+    call_in_threads(attend, at, tasks, alone=pairs * total * (width + value_width) < ALONE_BELOW)
     join_at(at)
-    del mask, narrow, old, stored, scales, work
+    del mask, narrow, old, stored, scales, workspace
     return output
 
 

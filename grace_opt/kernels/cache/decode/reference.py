@@ -9,7 +9,7 @@ with logits in float32 (or float64): half-precision queries and keys are multipl
 :math:`q k` alone may leave float16 where :math:`s\,q k` is small. The queries of a group share the keys of their KV
 head; nothing is repeated.
 
-Source: ThinK (arXiv 2407.21018) decodes on two segments; this version is batched and prunes per KV head.
+Source: ThinK (arXiv 2407.21018) decodes on two regions; this version is batched and prunes per KV head.
 """
 
 from __future__ import annotations

@@ -167,12 +167,12 @@ def code_heads(taken, records, shared):
         shared[forms.EVEN],
         array_at(shared[forms.TRELLIS], (shared[forms.ROWS_OF_TRELLIS], MOST_LEVELS), np.float32),
     )
-    room, widest = 0, 0
+    size, widest = 0, 0
     for given in records:
         rows = (given[forms.WIDTH] + ROWS - 1) // ROWS * ROWS
-        room = max(room, rows * ((given[forms.TOKENS] + TILE - 1) // TILE * TILE))
+        size = max(size, rows * ((given[forms.TOKENS] + TILE - 1) // TILE * TILE))
         widest = max(widest, given[forms.WIDTH])
-    space, tile = empty((room,), np.float32), empty((widest, TILE), np.float32)
+    workspace, tile = empty((size,), np.float32), empty((widest, TILE), np.float32)
     while True:
         head, kind = add_one(taken), 0
         while kind < records.shape[0] and head >= records[kind, forms.HEADS]:
@@ -183,7 +183,7 @@ def code_heads(taken, records, shared):
         given = records[kind]
         heads, tokens, width = given[forms.HEADS], given[forms.TOKENS], given[forms.WIDTH]
         rows, columns = (width + ROWS - 1) // ROWS * ROWS, (tokens + TILE - 1) // TILE * TILE
-        block = space[: rows * columns].reshape(rows, columns)
+        block = workspace[: rows * columns].reshape(rows, columns)
         encode = array_at(given[forms.ENCODE], (heads, rows, width), np.float32)[head]
         order = array_at(given[forms.ORDER], (heads, tokens), np.int64)[head]
         at = given[forms.TENSOR] + head * given[forms.HEAD_STEP]
@@ -192,7 +192,7 @@ def code_heads(taken, records, shared):
             array_at(given[forms.LEVELS], (heads, classes, width), np.int64)[head],
             array_at(given[forms.MEANS], (heads, width), np.float32)[head],
             array_at(given[forms.SCALES], (heads, classes, width), np.float32)[head],
-            array_at(given[forms.PLANES], (heads, given[forms.ROOM]), np.uint8)[head],
+            array_at(given[forms.PLANES], (heads, given[forms.CAPACITY]), np.uint8)[head],
         )
         weights = array_at(given[forms.WEIGHTS], (heads, tokens), np.float32)[head]
         energy = array_at(given[forms.ENERGY], (heads, width), np.float64)[head]

@@ -44,13 +44,13 @@ def code_heads(kinds: Sequence[Heads], tables: Tables, books: Codebooks) -> list
         precise = (part.double().contiguous() for part in (kind.energy, kind.bits))
         given = [turned.float(), kind.order.contiguous(), kind.weights.float().contiguous(), *precise]
         # A plane costs its bytes, so a head's planes take no more than its bits, nor than all with the most.
-        room = min(int(kind.bits.max()) // PER_BYTE, whole_bytes * width * int(tables.widths.max()))
+        capacity = min(int(kind.bits.max()) // PER_BYTE, whole_bytes * width * int(tables.widths.max()))
         found = (
             torch.zeros(heads, classes, width, dtype=torch.int64, device=here),
             torch.zeros(heads, width, dtype=torch.float32, device=here),
             torch.zeros(heads, classes, width, dtype=torch.float32, device=here),
             torch.zeros(heads, dtype=torch.float32, device=here),
-            torch.empty(heads, room, dtype=torch.uint8, device=here),
+            torch.empty(heads, capacity, dtype=torch.uint8, device=here),
         )
         held += given
         outputs.append(found)
@@ -58,7 +58,7 @@ def code_heads(kinds: Sequence[Heads], tables: Tables, books: Codebooks) -> list
         records[number, [forms.TENSOR, forms.HEAD_STEP, forms.TOKEN_STEP]] = kind.tensor.data_ptr(), *steps[:2]
         inner = [forms.ENCODE, forms.ORDER, forms.WEIGHTS, forms.ENERGY, forms.BITS]
         records[number, inner] = [part.data_ptr() for part in given]
-        records[number, [forms.HEADS, forms.TOKENS, forms.WIDTH, forms.ROOM]] = heads, tokens, width, room
+        records[number, [forms.HEADS, forms.TOKENS, forms.WIDTH, forms.CAPACITY]] = heads, tokens, width, capacity
         outer = [forms.LEVELS, forms.MEANS, forms.SCALES, forms.UNIT, forms.PLANES]
         records[number, outer] = [part.data_ptr() for part in found]
     taken = np.zeros(2, np.int64)

@@ -160,8 +160,8 @@ def packed(vectors: Tensor, planes: Tensor) -> Tensor:
     count, step = planes.shape[1], max(_AT_ONCE // (vectors.shape[:2].numel() * planes.shape[1] * BITS), 1)
     found = []
     for part in torch.split(vectors, step * BITS, dim=2):
-        room = -part.shape[2] % BITS
-        above = functional.pad(sides_of(part, planes), (0, -count % BITS_AT_ONCE, 0, room)).to(torch.uint8)
+        padding = -part.shape[2] % BITS
+        above = functional.pad(sides_of(part, planes), (0, -count % BITS_AT_ONCE, 0, padding)).to(torch.uint8)
         eights = above.view(*above.shape[:2], -1, BITS // 8, 8, above.shape[3])
         codes = eights[..., 0, :]
         for place in range(1, 8):

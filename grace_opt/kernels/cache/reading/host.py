@@ -15,11 +15,11 @@ from torch import Tensor
 from ....errors import CacheError
 from ..._shared.threads import call_in_threads
 from ..decode.forms import LANES, ROWS
-from .forms import ABOUT, BUCKETS, CODES, DONE, LEVELS, LOWER, MORE_CHOSEN, OF_ITEM, READ, REAL, SCORED, STOP, UPPER
+from .forms import ABOUT, BUCKETS, CODES, DONE, LEVELS, LOWER, MORE_CHOSEN, PER_PAIR, READ, REAL, SCORED, STOP, UPPER
 from .reference import Few, units_at_a_time
 from .stored import Stored
-from .tensors import ALONE_BELOW, PIECES, check, check_shapes, kept_of, place, place_step, rowwise, unsupported_reason
-from .units import ROOM, FirstChannels, PageRanges, Units
+from .tensors import ALONE_BELOW, TASKS, check, check_shapes, kept_of, place, place_step, rowwise, unsupported_reason
+from .units import PADDED_TO, FirstChannels, PageRanges, Units
 
 
 def read_attention(
@@ -52,41 +52,41 @@ def read_attention(
     # All tensors are kept alive until the kernel is done: it gets only their addresses.
     places = kept_of(units, stored, lambda places: _place_units(units, stored, places))
     kind, news = place_step(places, query, stored, attention_mask)
-    items = batch * heads
-    runs = -(-PIECES // max(items, 1))
+    pairs = batch * heads
+    splits = -(-TASKS // max(pairs, 1))
     numbers = heads, group, width, kept, value_width, sinks, old, tail, units.units, units.size, units.first, lead
-    sizes = np.array([*numbers, kind, runs], np.int64)
+    sizes = np.array([*numbers, kind, splits], np.int64)
     scale = width**-0.5 if scaling is None else scaling
     factors = np.array([scale, -1.0 if epsilon is None else epsilon, -1.0 if top_p is None else top_p], np.float64)
     starts = np.array([least.numpy(), least.numpy() if epsilon is None else units_at_a_time(units).numpy()], np.int64)
     output = query.new_empty(batch, 1, query_heads, value_width)
     bound = query.new_empty(batch, query_heads, dtype=torch.float64)
-    told = np.zeros((items, REAL + runs), np.int64)
+    told = np.zeros((pairs, REAL + splits), np.int64)
     if output.numel():
         from .cpu import attend_few_at
 
-        room, columns, wide = -(-group // ROWS) * ROWS, _rounded(units.units + LANES), _rounded(value_width)
+        padded_rows, columns, wide = -(-group // ROWS) * ROWS, _rounded(units.units + LANES), _rounded(value_width)
         # In bytes: scores, steps below the first, numbers at each step, what is chosen, numbers of rows, states.
-        parts = [4 * room * columns, 2 * columns, 8 * BUCKETS, 8 * columns, 8 * ABOUT * group]
-        parts.append(4 * (runs + 1) * (2 * group + room * wide))
-        work = torch.empty(items * sum(parts), dtype=torch.uint8, device="cpu")
-        at = [work.data_ptr() + items * sum(parts[:number]) for number in range(len(parts))]
-        taken = np.zeros(1 + items * OF_ITEM, np.int64)
+        parts = [4 * padded_rows * columns, 2 * columns, 8 * BUCKETS, 8 * columns, 8 * ABOUT * group]
+        parts.append(4 * (splits + 1) * (2 * group + padded_rows * wide))
+        workspace = torch.empty(pairs * sum(parts), dtype=torch.uint8, device="cpu")
+        at = [workspace.data_ptr() + pairs * sum(parts[:number]) for number in range(len(parts))]
+        taken = np.zeros(1 + pairs * PER_PAIR, np.int64)
         addresses = [each.ctypes.data for each in (taken, places, sizes, factors, starts)]
         addresses += [output.data_ptr(), bound.data_ptr()]
-        shapes = [SCORED, batch, query_heads, value_width, heads, room, columns, units.units, runs]
+        shapes = [SCORED, batch, query_heads, value_width, heads, padded_rows, columns, units.units, splits]
         data = np.array([*addresses, *shapes, *at[:5], told.ctypes.data, at[5], wide], np.int64)
-        alone = items * (old + tail) * (kept + value_width) < ALONE_BELOW
+        alone = pairs * (old + tail) * (kept + value_width) < ALONE_BELOW
 
         def run(phase: int, most: int) -> None:
             taken[0], data[len(addresses)] = 0, phase
             call_in_threads(attend_few_at, data.ctypes.data, most, alone=alone)
 
-        run(SCORED, items * runs)
+        run(SCORED, pairs * splits)
         while epsilon is not None and (told[:, DONE] < told[:, STOP]).any():
             taken[:] = 0
-            run(MORE_CHOSEN, items)
-            run(READ, items * runs)
+            run(MORE_CHOSEN, pairs)
+            run(READ, pairs * splits)
     del news
     return Few(output, bound, torch.from_numpy(told[:, REAL:].sum(1)).view(batch, heads))
 
@@ -98,7 +98,7 @@ def _place_units(units: Units, stored: Stored, places: npt.NDArray[np.int64]) ->
     if isinstance(units, FirstChannels):
         expected["norms"] = batch, heads, old
         expected["mean"] = batch, heads, kept - units.lead
-        expected["codes"] = batch, heads, units.lead, -(-old // ROOM) * ROOM
+        expected["codes"] = batch, heads, units.lead, -(-old // PADDED_TO) * PADDED_TO
         expected["levels"] = batch, heads, 3, units.lead
     elif isinstance(units, PageRanges):
         expected["lower"] = expected["upper"] = batch, heads, -(-max(old - units.first, 0) // units.size) + 1, kept

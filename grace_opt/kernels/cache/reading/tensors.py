@@ -20,8 +20,8 @@ from .units import Units
 
 #: Most query heads of a KV head.
 MAX_GROUP = 64
-#: Number of pieces, at least, that the work is cut into: some for each thread of a few, whatever their number is.
-PIECES = 12
+#: Number of tasks, at least, that the work is cut into: some for each thread of a few, whatever their number is.
+TASKS = 12
 #: If fewer numbers are read, waking other threads takes longer than it saves.
 ALONE_BELOW = 2**17
 

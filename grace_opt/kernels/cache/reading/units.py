@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Codes of a channel have room for whole vectors of so many tokens.
-ROOM = 16
+#: Codes of a channel are padded to whole vectors of so many tokens.
+PADDED_TO = 16
 
 
 class Placed:
@@ -134,8 +134,8 @@ class FirstChannels(Placed):
         off = (numbers.double() - (low.double() + step.double() * codes.double())).masked_fill(hidden, 0.0)
         off = off.abs().amax(-1)
         levels = torch.stack([step[..., 0], low[..., 0], _up(off, wide)], dim=2)
-        room = -(-keys.shape[2] // ROOM) * ROOM - keys.shape[2]
-        codes = torch.nn.functional.pad(codes.to(torch.uint8), (0, room))
+        padding = -(-keys.shape[2] // PADDED_TO) * PADDED_TO - keys.shape[2]
+        codes = torch.nn.functional.pad(codes.to(torch.uint8), (0, padding))
         return FirstChannels(lead, codes, levels, norms, mean, real.to(torch.int32), shown.abs().amax(2))
 
     @property

@@ -57,40 +57,40 @@ def add_four(at, step, size, weights, inverse, first, second):
 
 @part
 def add_received(taken, queries, weights, tiles, sums, length, share):
-    """Process the items not taken yet; threads that call this on the same arrays share them.
+    """Process the tasks not taken yet; threads that call this on the same arrays share them.
 
     Parameters
     ----------
     taken : (1,) int64
-        Number of items taken so far.
+        Number of tasks taken so far.
     queries : (R, d) float32
         R is a multiple of `ROWS`; logits are powers of two.
     weights : (R,) float32
     tiles : (N, d, TILE) float32
         The keys, by channel within each tile.
-    sums : (items, 2, N * TILE) float32
+    sums : (tasks, 2, N * TILE) float32
         At first zero; p and p².
     length : int
         Number of keys; nobody reads what the last tile has behind them.
     share : int
-        Number of queries of an item, a multiple of `ROWS`.
+        Number of queries of a task, a multiple of `ROWS`.
     """
     rows, width = queries.shape
     query_step, step, size = width * BYTES, sums.shape[2] * BYTES, (length + WIDEST - 1) // WIDEST * WHOLE
     logits = empty((ROWS_AT_ONCE, sums.shape[2]), np.float32)
     inverse = empty((ROWS,), np.float32)
     tile_size = width * TILE * BYTES
-    room = start_of(logits)
+    workspace = start_of(logits)
     while True:
-        item = add_one(taken)
-        if item >= sums.shape[0]:
+        task = add_one(taken)
+        if task >= sums.shape[0]:
             return
-        first, second = start_of(sums[item, 0]), start_of(sums[item, 1])
-        stop = min((item + 1) * share, rows)
-        for start in range(item * share, stop, ROWS_AT_ONCE):
+        first, second = start_of(sums[task, 0]), start_of(sums[task, 1])
+        stop = min((task + 1) * share, rows)
+        for start in range(task * share, stop, ROWS_AT_ONCE):
             here = min(ROWS_AT_ONCE, stop - start)
             for n in range(tiles.shape[0]):
-                keys, out = start_of(tiles) + n * tile_size, room + n * TILE * BYTES
+                keys, out = start_of(tiles) + n * tile_size, workspace + n * TILE * BYTES
                 for row in range(0, here, ROWS):
                     four = start_of(queries) + (start + row) * query_step
                     multiply(four, query_step, keys, width, out + row * step, step)
@@ -98,8 +98,8 @@ def add_received(taken, queries, weights, tiles, sums, length, share):
                 for one in range(ROWS):
                     for t in range(length, size // BYTES):
                         logits[row + one, t] = NOTHING
-                    inverse[one] = np.float32(1.0) / exponentials(room + (row + one) * step, size)
-                add_four(room + row * step, step, size, weights[start + row :], inverse, first, second)
+                    inverse[one] = np.float32(1.0) / exponentials(workspace + (row + one) * step, size)
+                add_four(workspace + row * step, step, size, weights[start + row :], inverse, first, second)
 
 
 @c_function("void(intp)")
@@ -125,13 +125,13 @@ def fill_tiles_at(data):
 def add_received_at(data):
     """`add_received`, as threads call it: with the addresses of the arrays, and their sizes."""
     given = array_at(data, (11,), np.int64)
-    rows, width, tiles, items = given[5], given[6], given[7], given[8]
+    rows, width, tiles, tasks = given[5], given[6], given[7], given[8]
     add_received(
         array_at(given[0], (1,), np.int64),
         array_at(given[1], (rows, width), np.float32),
         array_at(given[2], (rows,), np.float32),
         array_at(given[3], (tiles, width, TILE), np.float32),
-        array_at(given[4], (items, 2, tiles * TILE), np.float32),
+        array_at(given[4], (tasks, 2, tiles * TILE), np.float32),
         given[9],
         given[10],
     )

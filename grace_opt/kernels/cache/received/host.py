@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..._shared.threads import call_in_threads
-from .forms import LOG2E, MOST_ITEMS, ROWS_AT_ONCE
+from .forms import LOG2E, MOST_TASKS, ROWS_AT_ONCE
 
 
 def attention_received(queries: Tensor, weights: Tensor, keys: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
@@ -17,15 +17,15 @@ def attention_received(queries: Tensor, weights: Tensor, keys: Tensor, scaling: 
 
     (heads, length, width), rows = keys.shape, queries.shape[1]
     spare, tiles = -rows % ROWS, -(-length // TILE)
-    share = -(-rows // (MOST_ITEMS * ROWS_AT_ONCE)) * ROWS_AT_ONCE
-    items = -(-rows // share)
+    share = -(-rows // (MOST_TASKS * ROWS_AT_ONCE)) * ROWS_AT_ONCE
+    tasks = -(-rows // share)
     found = np.empty((2, heads, length), np.float32)
     scaled_queries = torch.zeros(rows + spare, width, dtype=torch.float32, device="cpu")
     each = torch.nn.functional.pad(weights, (0, spare)).contiguous().numpy()
     turned = np.empty((tiles, width, TILE), np.float32)
-    sums, taken = np.empty((items, 2, tiles * TILE), np.float32), np.empty(1, np.int64)
+    sums, taken = np.empty((tasks, 2, tiles * TILE), np.float32), np.empty(1, np.int64)
     addresses = [array.ctypes.data for array in (taken, scaled_queries.numpy(), each, turned, sums)]
-    data = np.array([*addresses, len(scaled_queries), width, tiles, items, length, share], np.int64)
+    data = np.array([*addresses, len(scaled_queries), width, tiles, tasks, length, share], np.int64)
     for head in range(heads):
         scaled_queries[:rows] = queries[head]
         scaled_queries *= scaling * LOG2E
@@ -37,7 +37,7 @@ def attention_received(queries: Tensor, weights: Tensor, keys: Tensor, scaling: 
         call_in_threads(fill_tiles_at, to_fill.ctypes.data, tiles)
         sums.fill(0)
         taken.fill(0)
-        call_in_threads(add_received_at, data.ctypes.data, items)
+        call_in_threads(add_received_at, data.ctypes.data, tasks)
         np.sum(sums[..., :length], axis=0, out=found[:, head])
     first, second = torch.from_numpy(found)
     return first, second

@@ -154,12 +154,12 @@ def search(W, A, F, H, status, X, C, E, consts, bounds, top, best, best_x, slack
                 X[top, index[r]] = x[r]
             if found >= target:
                 break
-            room = target - last
+            margin = target - last
             below, above = ordered[rest - 1], ordered[rest]
             fixed = 0
             for r in range(free):
-                out = g[r] >= above and g[r] - below >= room
-                if out or (g[r] <= below and above - g[r] >= room):
+                out = g[r] >= above and g[r] - below >= margin
+                if out or (g[r] <= below and above - g[r] >= margin):
                     fix(index[r], not out, W, F, H, s, C_, E_, const)
                     fixed += 1
             if fixed > 0:

@@ -37,7 +37,7 @@ def sort_channels(fields, stride, width, offset, size, longer, levels, order, pl
     longer : int
         1 if codes are those of a trellis, which are read as one bit more; else 0.
     levels : (d,) int64
-        Room for the place of each channel's width.
+        Workspace: the place of each channel's width.
     order, places, scales : (d,)
         Written: the channel, the address of its first plane and its scale, by widths.
     means : (d,) float32
@@ -124,21 +124,24 @@ def safe_part(count, offset, stride, behind, end):
 
 
 @part
-def copy_rest(places, starts, offset, step, count, planes, room, room_places):
+def copy_rest(places, starts, offset, step, count, planes, copies, copy_places):
     """Copy bytes of every plane from an offset on, fewer than `BLOCK_STEP`, to where as many may be read; `planes` says
     how many planes a channel of each width has."""
-    at, room_at = 0, start_of(room)
+    at, copies_address = 0, start_of(copies)
     for level in range(1, 8):
         for i in range(starts[level], starts[level + 1]):
-            room_places[i] = room_at + at
+            copy_places[i] = copies_address + at
             for plane in range(planes[level]):
                 for byte in range(count):
-                    room[at + byte] = load_byte(places[i] + offset + plane * step + byte)
+                    copies[at + byte] = load_byte(places[i] + offset + plane * step + byte)
                 at += BLOCK_STEP
 
 
 @part
 def part_of(column, count, start, stop):
-    """Which tokens of a unit, whose first is in a column, belong to a run, which ends at a whole block: from, up to."""
+    """Return which tokens of a unit, whose first is in a column, belong to a split: from one up to another.
+
+    A split ends at a whole block.
+    """
     first, last = min(max(start - column, 0), count), min(max(stop - column, 0), count)
     return first // BLOCK * BLOCK if first < count else count, last // BLOCK * BLOCK if last < count else count

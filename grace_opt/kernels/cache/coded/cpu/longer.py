@@ -1,6 +1,6 @@
 """Codes of a trellis as they are read: one bit longer, so that the loops over bit planes need not know of a trellis.
 
-Of each channel, the lowest plane becomes two, and the others are copied, into room that stays in the processor's
+Of each channel, the lowest plane becomes two, and the others are copied, into a workspace that stays in the processor's
 caches.
 
 When: units whose codes are those of a trellis, where octets are not made of planes, which do this on the way
@@ -32,13 +32,13 @@ def lengthen(own, before, low, high):
 
 
 @part
-def read_longer(places, starts, offset, stride, count, room):
+def read_longer(places, starts, offset, stride, count, workspace):
     """Write the planes of `count` tokens, from a byte of each plane on, as they are read; change the channels' places.
 
     Returns the bytes of a plane that is written.
     """
     size, step = (count + 7) // 8, (count + BLOCK - 1) // BLOCK * BLOCK_STEP
-    to = start_of(room)
+    to = start_of(workspace)
     for slot in range(1, ALL):
         for i in range(starts[slot], starts[slot + 1]):
             at, planes = places[i] + offset, READ_BITS[slot]
@@ -60,8 +60,8 @@ def read_longer(places, starts, offset, stride, count, room):
 def read_from(places, starts, offset, stride, count, beyond, longer):
     """Where `count` tokens are read in blocks: the byte of each plane, the bytes of a plane, and how many of them.
 
-    `beyond` has the address behind the unit's last plane, and the one behind what may be read; `longer` is room for
-    planes of a trellis, None or of no bytes if there is none.
+    `beyond` has the address behind the unit's last plane, and the one behind what may be read; `longer` is a workspace
+    for planes of a trellis, None or of no bytes if there is none.
     """
     if longer is not None and longer.shape[0] > 0:
         step = read_longer(places, starts, offset, stride, count, longer)

@@ -38,10 +38,10 @@ EIGHT_BITS = READ_BITS.index(8)
 
 @part
 def make_octets(width):
-    """Room for the octets of as many channels: what is said of each; vectors of its queries or totals, `ROWS` for each
-    half; where the octets of each kind end; weights of planes; tables of four bits; the octets' bytes; the address
-    of what is prefetched next, and the one behind what is read of its plane; a copy of planes, each with a byte before
-    it, and what is said of them."""
+    """Return the workspace for the octets of as many channels: what is said of each; vectors of its queries or totals,
+    `ROWS` for each half; where the octets of each kind end; weights of planes; tables of four bits; the octets' bytes;
+    the address of what is prefetched next, and the one behind what is read of its plane; a copy of planes, each with a
+    byte before it, and what is said of them."""
     count = width + 2
     return (
         empty((count, ENTRY), np.int64),

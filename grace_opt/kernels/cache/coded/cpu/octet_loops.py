@@ -82,13 +82,13 @@ def is_trellis(starts, longer):
 @part
 def add_logits(
     places, starts, offset, step, count, queries, query_step, constants, books, book_step, out, out_step, none,
-    room, longer,
+    workspace, longer,
 ):  # fmt: skip
-    """Write the logits of some rows with `count` keys; `room` has octets, and what is read afterwards.
+    """Write the logits of some rows with `count` keys; `workspace` has octets, and what is read afterwards.
 
     `longer` is None if there is no trellis, and without one has no entries.
     """
-    octets, upcoming = room
+    octets, upcoming = workspace
     rows = len(none) // VECTORS
     given = places, starts, step, books, book_step, queries, query_step, rows, octets
     list_keys(*given, is_trellis(starts, longer))
@@ -125,12 +125,14 @@ def add_logits(
 
 
 @part
-def add_values(places, starts, offset, step, count, shares, share_step, books, book_step, sums, none, room, longer):
-    """Add to `ROWS` sums per channel the shares of some rows times `count` numbers; `room` and `longer` as above.
+def add_values(
+    places, starts, offset, step, count, shares, share_step, books, book_step, sums, none, workspace, longer
+):
+    """Add to `ROWS` sums per channel the shares of some rows times `count` numbers; `workspace` and `longer` as above.
 
     Behind the last one's, shares are 0 up to a whole block.
     """
-    octets, upcoming = room
+    octets, upcoming = workspace
     list_values(places, starts, step, books, book_step, octets, is_trellis(starts, longer))
     entries, totals, ends = start_of(octets[0]), start_of(octets[1]), octets[2]
     every, more = ends[KINDS - 1], 2 * ROWS * WHOLE

@@ -162,14 +162,14 @@ def add_totals(typing_context, found, sums):
 @part
 def add_logits(
     places, starts, offset, step, count, queries, query_step, constants, books, book_step, out, out_step, none,
-    room, longer,
+    workspace, longer,
 ):  # fmt: skip
     """Write the logits of some rows with `count` keys, a multiple of `BLOCK`: their constants, and products with codes.
 
     `places` has the address of each channel's first plane, channels in the order of their widths, of which width number
     w has those from ``starts[w]`` to ``starts[w + 1]``; `offset` is that of the first token, `step` that of the next
     plane. `queries` are in the same order; `books` has a row of numbers for each width. `none` are sums of no terms, of
-    as many rows. `room` is not used here: loops that take these' place need it. `longer` is None if no channel has
+    as many rows. `workspace` is not used here: loops that take these' place need it. `longer` is None if no channel has
     seven bits; these come last.
     """
     for t in range(0, count, BLOCK):
@@ -204,7 +204,9 @@ def add_logits(
 
 
 @part
-def add_values(places, starts, offset, step, count, shares, share_step, books, book_step, sums, none, room, longer):
+def add_values(
+    places, starts, offset, step, count, shares, share_step, books, book_step, sums, none, workspace, longer
+):
     """Add to `ROWS` sums per channel the shares of some rows times `count` numbers, a multiple of `BLOCK`.
 
     Parameters as for `add_logits`; `sums` is the address of `ROWS` numbers for each channel, in the order of widths.

@@ -44,8 +44,8 @@ class Batch(NamedTuple):
         Most units of a head, and most sinks.
     key : tuple
         What it was made of, but for the table of the first sequence, which keeps it.
-    cut : dict
-        What `pieces` has returned.
+    splits_by_size : dict
+        What `splits` has returned.
     """
 
     pairs: Tensor
@@ -58,24 +58,24 @@ class Batch(NamedTuple):
     most: int
     sinks: int
     key: tuple[object, ...]
-    cut: dict[int, Tensor]
+    splits_by_size: dict[int, Tensor]
 
-    def pieces(self, size: int) -> Tensor:
-        """Return pieces of so many tokens, ``(B, P, 2)`` int32: unit of a head, -1 if there are no more, and token."""
-        if size not in self.cut:
+    def splits(self, size: int) -> Tensor:
+        """Return splits of so many tokens, ``(B, P, 2)`` int32: unit of a head, -1 if there are no more, and token."""
+        if size not in self.splits_by_size:
             every = [
                 [(unit, first) for unit, count in enumerate(counts.tolist()) for first in range(0, count, size)]
                 for counts in self.counts
             ]
             most = max(map(len, every))
             table = np.array([each + [(-1, 0)] * (most - len(each)) for each in every], np.int32)
-            self.cut[size] = torch.from_numpy(table.reshape(len(every), most, 2)).to(self.pairs.device)
-        return self.cut[size]
+            self.splits_by_size[size] = torch.from_numpy(table.reshape(len(every), most, 2)).to(self.pairs.device)
+        return self.splits_by_size[size]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors that were made for it, by name."""
         named = {"pairs": self.pairs, "units": self.units, "slots": self.slots, "chunks": self.chunks}
-        named |= {f"pieces of {size}": tensor for size, tensor in self.cut.items()}
+        named |= {f"splits of {size}": tensor for size, tensor in self.splits_by_size.items()}
         return named | {f"copy{number}": tensor for number, tensor in enumerate(self.copies)}
 
 

@@ -1,4 +1,4 @@
-"""What comes after pieces and runs, on the GPU: these joined, values back from their coordinates, attention received.
+"""What comes after the splits, on the GPU: these joined, values back from their coordinates, attention received.
 
 Source: as for :mod:`grace_opt.kernels.cache.coded.gpu`.
 """
@@ -43,35 +43,35 @@ def times_basis(
     return found
 
 
-@triton.jit(do_not_specialize=["runs", "coded_runs"])
-def join_coded_runs(
-    largest_in, sums_in, products_in, joined, ends, runs, coded_runs, value_width,
-    RUNS: tl.constexpr, AT_ONCE: tl.constexpr, CHUNK: tl.constexpr,
+@triton.jit(do_not_specialize=["splits", "coded_splits"])
+def join_coded_splits(
+    largest_in, sums_in, products_in, joined, ends, splits, coded_splits, value_width,
+    SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One query row of one pair, some channels: runs weighted as their maxima say, divided by the sum of the weights.
+    """Join the splits of one query row of one pair, some channels: weighted by maxima, divided by the sum of weights.
 
-    Coded runs and dense ones apart: (2, pairs times rows, channels). `ends` gets the row's maximum and that sum.
+    Coded splits and dense ones apart: (2, pairs times rows, channels). `ends` gets the row's maximum and that sum.
     """
     rows, row = tl.num_programs(1), tl.program_id(1)
     pair = tl.program_id(0).to(tl.int64)
-    number = tl.arange(0, RUNS)
-    place = (pair * runs + number) * rows + row
-    largest = tl.load(largest_in + place, mask=number < runs, other=LEAST)
+    number = tl.arange(0, SPLITS)
+    place = (pair * splits + number) * rows + row
+    largest = tl.load(largest_in + place, mask=number < splits, other=LEAST)
     top = tl.max(largest, axis=0)
-    total = tl.sum(tl.load(sums_in + place, mask=number < runs, other=0.0) * tl.exp2(largest - top), axis=0)
+    total = tl.sum(tl.load(sums_in + place, mask=number < splits, other=0.0) * tl.exp2(largest - top), axis=0)
     channels = tl.program_id(2) * CHUNK + tl.arange(0, CHUNK)
     coded, dense = tl.zeros([CHUNK], tl.float32), tl.zeros([CHUNK], tl.float32)
-    for first in range(0, runs, AT_ONCE):
-        run = first + tl.arange(0, AT_ONCE)
-        at_run = (pair * runs + run) * rows + row
-        share = tl.exp2(tl.load(largest_in + at_run, mask=run < runs, other=LEAST) - top) / total
+    for first in range(0, splits, AT_ONCE):
+        split = first + tl.arange(0, AT_ONCE)
+        split_place = (pair * splits + split) * rows + row
+        share = tl.exp2(tl.load(largest_in + split_place, mask=split < splits, other=LEAST) - top) / total
         products = tl.load(
-            products_in + at_run[:, None] * value_width + channels[None, :],
-            mask=(run < runs)[:, None] & (channels < value_width)[None, :],
+            products_in + split_place[:, None] * value_width + channels[None, :],
+            mask=(split < splits)[:, None] & (channels < value_width)[None, :],
             other=0.0,
         )
         products *= share[:, None]
-        of_coded = (run < coded_runs)[:, None]
+        of_coded = (split < coded_splits)[:, None]
         coded += tl.sum(tl.where(of_coded, products, 0.0), axis=0)
         dense += tl.sum(tl.where(of_coded, 0.0, products), axis=0)
     at, all_rows = pair * rows + row, tl.num_programs(0).to(tl.int64) * rows

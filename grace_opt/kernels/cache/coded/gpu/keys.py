@@ -1,4 +1,4 @@
-"""Logits of a piece of coded tokens on the GPU, by group of channels.
+"""Logits of a split of coded tokens on the GPU, by group of channels.
 
 Source: as for :mod:`grace_opt.kernels.cache.coded.gpu`, which says what is computed, and why in this way.
 """

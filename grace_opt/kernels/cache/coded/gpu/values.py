@@ -1,4 +1,4 @@
-"""Sums of the values of a piece of coded tokens on the GPU, by group of channels.
+"""Sums of the values of a split of coded tokens on the GPU, by group of channels.
 
 Source: as for :mod:`grace_opt.kernels.cache.coded.gpu`, which says what is computed, and why in this way.
 """

@@ -1,4 +1,4 @@
-"""Before the pieces of coded tokens on the GPU: queries in the coordinates of a unit's keys, as weights of its planes.
+"""Before the splits of coded tokens on the GPU: queries in the coordinates of a unit's keys, as weights of its planes.
 
 A number of b bits, of a symmetric book, is a sum of signs: of its bits, and with three bits of the product of all
 three, which is the sign of their exclusive or. So the product of a query with a key is a sum of signs times weights:

@@ -222,7 +222,7 @@ def pack(eights, bits, size, planes, at):
 def code(rows, means, widths, counts, edges, trellis, even, scales, planes):
     """Fill the planes of all classes, one class after the other; `trellis` has no rows, or levels as they are read."""
     longest = longest_of(counts)
-    room = empty((WIDEST * (longest + WIDEST),), np.float32)
+    workspace = empty((WIDEST * (longest + WIDEST),), np.float32)
     eights = zeros(((longest + PER_BYTE - 1) // PER_BYTE,), np.uint64)
     codes = view(eights, np.uint8)
     starts, trellis_coded = empty((rows.shape[0],), np.int64), empty((rows.shape[0],), np.int64)
@@ -240,7 +240,7 @@ def code(rows, means, widths, counts, edges, trellis, even, scales, planes):
                     trellis_coded[number] = r
                     number += 1
         columns = (count + WIDEST - 1) // WIDEST * WIDEST
-        scaled = room[: WIDEST * columns].reshape(WIDEST, columns)
+        scaled = workspace[: WIDEST * columns].reshape(WIDEST, columns)
         for some in range(0, number, WIDEST):
             lanes = trellis_coded[some : min(some + WIDEST, number)]
             for lane in range(lanes.shape[0]):
@@ -250,8 +250,8 @@ def code(rows, means, widths, counts, edges, trellis, even, scales, planes):
         for r in range(rows.shape[0]):
             bits = own[r]
             if bits and count and (bits == even or not trellis.shape[0]):
-                scale_down(rows[r, first : first + count], means[r], scales[c, r], room)
-                nearest(room, edges[bits], bits, codes[:count])
+                scale_down(rows[r, first : first + count], means[r], scales[c, r], workspace)
+                nearest(workspace, edges[bits], bits, codes[:count])
                 for t in range(count, size * PER_BYTE):
                     codes[t] = 0
                 pack(eights, bits, size, planes, starts[r])

@@ -1,9 +1,9 @@
 r"""Attention of a few query rows over a pruned key cache on the CPU: one pass over keys and values, in float32.
 
-`grace_opt.kernels.cache.decode.host` calls it. The columns of all heads are cut into runs; an item is one run of one KV
-head. It holds the queries of the whole group, gathers their kept channels once, and processes its columns in blocks
+`grace_opt.kernels.cache.decode.host` calls it. The columns of all heads are cut into splits; a task is one split of one
+KV head. It holds the queries of the whole group, gathers their kept channels once, and processes its columns in blocks
 with a running maximum :math:`m`, sum :math:`l = \sum_j 2^{x_j - m}` and product :math:`a = \sum_j 2^{x_j - m} v_j`, in
-which logits are in powers of two (times :math:`\log_2 e`). `join` combines the runs. Every thread computes an item in
+which logits are in powers of two (times :math:`\log_2 e`). `join` combines the splits. Every thread computes a task in
 the same way, so the result does not depend on the number of threads.
 
 Both products take four rows at a time (`rows`), and logits are made from dense keys in
@@ -100,14 +100,12 @@ def turn_into_shares(logits, count, largest):
 
 
 @part
-def attend_segment(
-    queries, head, keys, values, start, stop, rows, hidden, softcap, outer, logits, scaled, state, packs
-):
-    """Attend to columns `start` to `stop` of a segment.
+def attend_region(queries, head, keys, values, start, stop, rows, hidden, softcap, outer, logits, scaled, state, packs):
+    """Attend to columns `start` to `stop` of a region: sinks, pruned tokens or tail.
 
     `keys` are (address, step or owners, layout, width, form), `values` (address, step or owners, whether packed,
-    width, form, tokens before this segment's), `hidden` (kind of mask, rows' addresses, step, rows' last columns, the
-    segment's first column), `state` (maxima, sums and products of the rows so far); `packs` is None where nothing is
+    width, form, tokens before this region's), `hidden` (kind of mask, rows' addresses, step, rows' last columns, the
+    region's first column), `state` (maxima, sums and products of the rows so far); `packs` is None where nothing is
     packed.
     """
     keys_at, key_step, layout, width, key_form = keys
@@ -115,7 +113,7 @@ def attend_segment(
     kind, masks, mask_step, last_columns, column = hidden
     largest, sums, products = state
     query_step, out_step, logit_step = queries.shape[1] * BYTES, products.shape[1] * BYTES, logits.shape[1] * BYTES
-    to, out, room = start_of(logits), start_of(products), start_of(scaled)
+    to, out, scaled_address = start_of(logits), start_of(products), start_of(scaled)
     t = start
     while t < stop:
         count = min(BLOCK - t % BLOCK, stop - t)  # start at multiples of BLOCK: most groups of packed keys stay whole
@@ -123,7 +121,7 @@ def attend_segment(
             four, place = start_of(queries) + first * query_step, out + first * out_step
             if packs is not None and layout == PACKED:
                 logits_packed(
-                    four, query_step, room, keys_at, key_step, head, key_form, t, width, count, to, logit_step
+                    four, query_step, scaled_address, keys_at, key_step, head, key_form, t, width, count, to, logit_step
                 )
             elif layout == BY_CHANNEL:
                 logits_by_channel(four, query_step, keys_at + t * BYTES, key_step, width, count, to, logit_step)
@@ -149,7 +147,7 @@ def attend_segment(
                 add_packed_values(
                     to,
                     logit_step,
-                    room,
+                    scaled_address,
                     values_at,
                     value_step,
                     head,
@@ -202,74 +200,74 @@ def address(place, b, h):
 # Plain loops instead of operations on whole arrays, here and below: numba takes seconds to compile each of those.
 @part
 def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products, packs):
-    """Process the items not taken yet; write to their rows of `largest`, `sums` and `products`.
+    """Process the tasks not taken yet; write to their rows of `largest`, `sums` and `products`.
 
-    An item is a pair of sequence and KV head times the number of runs, plus the run. Threads that call this on the same
-    arrays share the items; a slow thread takes fewer.
+    A task is a pair of sequence and KV head times the number of splits, plus the split. Threads that call this on the
+    same arrays share the tasks; a slow thread takes fewer.
 
     Parameters
     ----------
     taken : (1,) int64
-        Number of items taken so far.
+        Number of tasks taken so far.
     places : (8, 5) int64
         Address and strides of each tensor; of packed ones, address and step of the table, zero, address of the owners.
     sizes : (26,) int64
         KV heads, query heads of each, new tokens, width, kept channels, width of values, sinks, pruned tokens, tail,
-        runs, columns per run, layout of the pruned keys, kind of mask; the form of packed keys: group size, bits, bytes
-        of an element, how many of its bits are below those of the first plane, and how many more below those of each
-        later one, whether zero points count levels; whether old values are packed, and the form of these.
+        splits, columns per split, layout of the pruned keys, kind of mask; the form of packed keys: group size, bits,
+        bytes of an element, how many of its bits are below those of the first plane, and how many more below those of
+        each later one, whether zero points count levels; whether old values are packed, and the form of these.
     inner, softcap, outer : float32, bool, float32
         Queries are multiplied by `inner`; where `softcap` is, what `cap` needs.
-    largest, sums : (all items, rows) float32
-    products : (all items, rows padded, width of values padded) float32
+    largest, sums : (all tasks, rows) float32
+    products : (all tasks, rows padded, width of values padded) float32
     packs : None or bool
         None where neither keys nor values are packed: there is less to compile.
     """
-    heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, layout, kind = sizes[:13]
+    heads, group, length, width, kept, value_width, sinks, pruned, tail, splits, columns, layout, kind = sizes[:13]
     key_form = sizes[13], sizes[14], sizes[15], sizes[16], sizes[17], sizes[18] != 0
     value_form = sizes[20], sizes[21], sizes[22], sizes[23], sizes[24], sizes[25] != 0
-    every, rows, room = sinks + pruned + tail, group * length, products.shape[1]
-    full = zeros((room, (width + LANES - 1) // LANES * LANES), np.float32)
-    narrow = zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
+    every, rows, padded_rows = sinks + pruned + tail, group * length, products.shape[1]
+    full = zeros((padded_rows, (width + LANES - 1) // LANES * LANES), np.float32)
+    narrow = zeros((padded_rows, (kept + LANES - 1) // LANES * LANES), np.float32)
     logits = zeros((ROWS, BLOCK + LANES), np.float32)
     scaled = zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
     masks, last_columns = zeros((rows,), np.int64), zeros((rows,), np.int64)
     while True:
-        number, pairs = add_one(taken), largest.shape[0] // runs
+        number, pairs = add_one(taken), largest.shape[0] // splits
         if number >= largest.shape[0]:
             return
-        # The same run of all heads one after the other: packed numbers of several heads share their bytes.
-        pair, run = number % pairs, number // pairs
-        item, b, h = pair * runs + run, pair // heads, pair % heads
-        start, stop = run * columns, min((run + 1) * columns, every)
+        # The same split of all heads one after the other: packed numbers of several heads share their bytes.
+        pair, split = number % pairs, number // pairs
+        task, b, h = pair * splits + split, pair // heads, pair % heads
+        start, stop = split * columns, min((split + 1) * columns, every)
         for row in range(rows):
-            largest[item, row], sums[item, row] = NOTHING, ZERO
-        for row in range(room):
+            largest[task, row], sums[task, row] = NOTHING, ZERO
+        for row in range(padded_rows):
             for c in range(products.shape[2]):
-                products[item, row, c] = ZERO
+                products[task, row, c] = ZERO
         first = address(places[QUERY], b, h * group)
         read_queries(first, places[QUERY, 2], places[QUERY, 3], places[QUERY, 4], rows, length, width, inner, full)
         gather(full, rows, width, address(places[KEPT], b, h), places[KEPT, 4], kept, narrow)
         for row in range(rows):
             masks[row] = address(places[MASK], b, h * group + row // length) + row % length * places[MASK, 3]
             last_columns[row] = every - length + row % length
-        for segment in (SINK_KEYS, PRUNED_KEYS, TAIL_KEYS):
-            pruned_part, newest = segment == PRUNED_KEYS, segment == TAIL_KEYS
-            key_layout = layout if pruned_part else BY_TOKEN
-            queries, key_width = (narrow, kept) if pruned_part else (full, width)
+        for region in (SINK_KEYS, PRUNED_KEYS, TAIL_KEYS):
+            is_pruned, newest = region == PRUNED_KEYS, region == TAIL_KEYS
+            key_layout = layout if is_pruned else BY_TOKEN
+            queries, key_width = (narrow, kept) if is_pruned else (full, width)
             if newest:
                 column, count = sinks + pruned, tail
-            elif pruned_part:
+            elif is_pruned:
                 column, count = sinks, pruned
             else:
                 column, count = 0, sinks
             stored, before = (TAIL_VALUES, 0) if newest else (OLD_VALUES, column)
             packed = not newest and sizes[19] != 0
-            key_step = places[segment, 4 if key_layout == BY_CHANNEL else 3]
-            attend_segment(
+            key_step = places[region, 4 if key_layout == BY_CHANNEL else 3]
+            attend_region(
                 queries,
                 h,
-                (address(places[segment], b, h), key_step, key_layout, key_width, key_form),
+                (address(places[region], b, h), key_step, key_layout, key_width, key_form),
                 (address(places[stored], b, h), places[stored, 3], packed, value_width, value_form, before),
                 max(start - column, 0),
                 min(stop - column, count),
@@ -279,19 +277,19 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
                 outer,
                 logits,
                 scaled,
-                (largest[item], sums[item], products[item]),
+                (largest[task], sums[task], products[task]),
                 packs,
             )
 
 
 @part
 def ends_at(given):
-    """Maxima, sums and products of the items, of which the host made a table: see `attend`."""
-    items, rows = given[7], given[8]
+    """Maxima, sums and products of the tasks, of which the host made a table: see `attend`."""
+    tasks, rows = given[7], given[8]
     return (
-        array_at(given[4], (items, rows), np.float32),
-        array_at(given[5], (items, rows), np.float32),
-        array_at(given[6], (items, given[9], given[10]), np.float32),
+        array_at(given[4], (tasks, rows), np.float32),
+        array_at(given[5], (tasks, rows), np.float32),
+        array_at(given[6], (tasks, given[9], given[10]), np.float32),
     )
 
 
@@ -323,24 +321,24 @@ def attend_packed_at(data):
 
 @c_function("void(intp)")
 def join_at(data):
-    """Combine runs, weighted by their maxima and divided by the sum of weights; the output is (B, L, H_q, d_v)."""
+    """Combine splits, weighted by their maxima and divided by the sum of weights; the output is (B, L, H_q, d_v)."""
     given = array_at(data, (12,), np.int64)
     sizes, (largest, sums, products) = array_at(given[2], (26,), np.int64), ends_at(given)
-    heads, group, length, width, runs = sizes[0], sizes[1], sizes[2], sizes[5], sizes[9]
-    pairs = largest.shape[0] // runs
+    heads, group, length, width, splits = sizes[0], sizes[1], sizes[2], sizes[5], sizes[9]
+    pairs = largest.shape[0] // splits
     output = array_at(given[11], (pairs // heads, length, heads * group, width), np.float32)
     for pair in range(pairs):
-        first, b, h = pair * runs, pair // heads, pair % heads
+        first, b, h = pair * splits, pair // heads, pair % heads
         for row in range(group * length):
             top, divisor = largest[first, row], ZERO
-            for item in range(first + 1, first + runs):
-                top = max(top, largest[item, row])
-            for item in range(first, first + runs):
-                divisor += np.float32(2.0) ** (largest[item, row] - top) * sums[item, row]
+            for task in range(first + 1, first + splits):
+                top = max(top, largest[task, row])
+            for task in range(first, first + splits):
+                divisor += np.float32(2.0) ** (largest[task, row] - top) * sums[task, row]
             to = output[b, row % length, h * group + row // length]
             for c in range(width):
                 to[c] = ZERO
-            for item in range(first, first + runs):
-                weight = np.float32(2.0) ** (largest[item, row] - top) / divisor
+            for task in range(first, first + splits):
+                weight = np.float32(2.0) ** (largest[task, row] - top) / divisor
                 for c in range(width):
-                    to[c] += weight * products[item, row, c]
+                    to[c] += weight * products[task, row, c]

@@ -32,7 +32,7 @@ def logits_by_token(queries, query_step, keys, key_step, width, count, out, out_
     full, rest = width - width % LANES, width % LANES
     for t in range(0, count, 2):
         key = keys + t * key_step
-        other = key + key_step if t + 1 < count else key  # the last of an odd number is computed twice: `out` has room
+        other = key + key_step if t + 1 < count else key  # the last of an odd number is computed twice: `out` has space
         for place in range(0, 2 * width * BYTES, CACHE_LINE):
             prefetch(key + KEY_AHEAD + place)
         a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = spread(NOTHING)
@@ -75,22 +75,22 @@ def logits_by_channel(queries, query_step, keys, channel_step, width, count, out
 def logits_packed(queries, query_step, scaled, table, owners, head, form, start, width, count, out, out_step):
     """Logits of four rows with `count` keys from token `start` on, one group of tokens after the other.
 
-    Writes up to seven numbers more into each row of `out`. `form` is that of `attend`, `scaled` room for rows like the
-    queries'.
+    Writes up to seven numbers more into each row of `out`. `form` is that of `attend`, `scaled` a workspace for rows
+    like the queries'.
     """
     group_size, bits, element, lowest, higher, zero_in_levels = form
     t, stop = start, start + count
     while t < stop:
         unit, skipped = t // group_size, t % group_size
         entry = table + load_short(owners + unit * BYTES) * ENTRIES * PLACE
-        piece = min(group_size - skipped, stop - t)
+        tokens = min(group_size - skipped, stop - t)
         levels, plane = load_place(entry + LEVELS * PLACE), load_place(entry + PLANE * PLACE)
         first = load_place(entry + STEP * PLACE) * head + load_place(entry + FIRST * PLACE) + unit * width
         scale = load_place(entry + SCALE * PLACE) + first * BYTES
         zero = load_place(entry + ZERO * PLACE) + first * BYTES
         shifts = scale_queries(queries, query_step, scale, zero, width, zero_in_levels, scaled)
-        for i in range(0, piece, 2 * LANES):
-            left = piece - i
+        for i in range(0, tokens, 2 * LANES):
+            left = tokens - i
             a0, a1, a2, a3 = shifts
             b0, b1, b2, b3 = shifts
             c = 0
@@ -119,7 +119,7 @@ def logits_packed(queries, query_step, scaled, table, owners, head, form, start,
             store_four(place, out_step, a0, a1, a2, a3)
             if left > LANES:
                 store_four(place + WHOLE, out_step, b0, b1, b2, b3)
-        t += piece
+        t += tokens
 
 
 @part

@@ -1,6 +1,6 @@
 """Add shares of four query rows times a block of values, dense or in a few bits, to the sums.
 
-:mod:`grace_opt.kernels.cache.decode.cpu` calls it for each segment. Values in a few bits
+:mod:`grace_opt.kernels.cache.decode.cpu` calls it for each region. Values in a few bits
 (`grace_opt.kernels.cache.decode.packed.PackedValues`) are read in place: a share is multiplied by the scale of its
 token and group once, and the zero points are summed separately.
 """
@@ -51,7 +51,7 @@ def add_values(shares, share_step, values, value_step, width, count, out, out_st
 def add_packed_values(shares, share_step, scaled, table, owners, head, form, start, width, count, out, out_step):
     """Add to four rows of `out` their shares times `count` values from token `start` on, group by group.
 
-    `form` is that of `attend`, `scaled` room for rows like those of the shares.
+    `form` is that of `attend`, `scaled` a workspace for rows like those of the shares.
     """
     size, bits, element, lowest, higher, zero_in_levels = form
     per_token = width // size

@@ -159,17 +159,17 @@ def attend_block(
 
 
 # Numbers that change from token to token: compiling again for each that 16 divides would cost more than it brings.
-_CHANGING = ["mask_batch", "mask_head", "mask_row", "sinks", "pruned", "tail", "blocks_per_run"]
+_CHANGING = ["mask_batch", "mask_head", "mask_row", "sinks", "pruned", "tail", "blocks_per_split"]
 
 
 @triton.jit(do_not_specialize=_CHANGING)
-def attend_run(
+def attend_split(
     query, query_batch, query_head, query_row, query_channel, pruned_keys, key_owners, pruned_batch, pruned_head,
     pruned_token, pruned_channel, kept_indices, kept_batch, kept_head, kept_channel, sink_keys, sink_batch, sink_head,
     sink_token, sink_channel, tail_keys, tail_batch, tail_head, tail_token, tail_channel, old_values, value_owners,
     old_batch, old_head, old_token, old_channel, tail_values, new_batch, new_head, new_token, new_channel, mask,
     mask_batch, mask_head, mask_row, mask_column, largest_out, sums_out, products_out, heads, width, kept,
-    value_width, sinks, pruned, tail, blocks_per_run, inner, outer, GROUP: tl.constexpr, LENGTH: tl.constexpr,
+    value_width, sinks, pruned, tail, blocks_per_split, inner, outer, GROUP: tl.constexpr, LENGTH: tl.constexpr,
     MASK: tl.constexpr, SOFTCAP: tl.constexpr, WIDEN: tl.constexpr, ROW_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, KEPT: tl.constexpr, VALUE_WIDTH: tl.constexpr, PACKED_KEYS: tl.constexpr,
     KEY_SIZE: tl.constexpr, BLOCKS_PER_GROUP: tl.constexpr, KEY_BITS: tl.constexpr, KEY_HIGH_FIRST: tl.constexpr,
@@ -177,12 +177,12 @@ def attend_run(
     VALUE_SIZE: tl.constexpr, VALUE_BITS: tl.constexpr, VALUE_HIGH_FIRST: tl.constexpr,
     VALUE_ZERO_IN_LEVELS: tl.constexpr, VALUE_PARAMETERS: tl.constexpr,
 ):  # fmt: skip
-    """One KV head of one sequence, one run of blocks; row r is query head r // LENGTH of the group, token r % LENGTH.
+    """Attend to one split of blocks of one pair; row r is query head r // LENGTH of the group, token r % LENGTH.
 
     With `PACKED_KEYS`, `pruned_keys` is their table, and one group is one or more blocks; with `PACKED_VALUES`,
     `old_values` is theirs.
     """
-    pair, run = tl.program_id(0), tl.program_id(1)
+    pair, split = tl.program_id(0), tl.program_id(1)
     b, h = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
     rows = tl.arange(0, ROW_BLOCK)
     row_exists = rows < GROUP * LENGTH
@@ -208,8 +208,8 @@ def attend_run(
     largest = tl.full([ROW_BLOCK], LEAST, tl.float32)
     sums = tl.zeros([ROW_BLOCK], tl.float32)
     products = tl.zeros([ROW_BLOCK, VALUE_WIDTH], tl.float32)
-    first = run * blocks_per_run
-    stop = first + blocks_per_run
+    first = split * blocks_per_split
+    stop = first + blocks_per_split
     after_sinks = tl.cdiv(sinks, BLOCK)
     pruned_blocks = pruned // KEY_SIZE * BLOCKS_PER_GROUP if PACKED_KEYS else tl.cdiv(pruned, BLOCK)
     after_pruned = after_sinks + pruned_blocks
@@ -266,7 +266,7 @@ def attend_run(
             inner, outer, MASK, SOFTCAP, WIDEN,
         )  # fmt: skip
 
-    place = (pair.to(tl.int64) * tl.num_programs(1) + run) * GROUP * LENGTH + rows
+    place = (pair.to(tl.int64) * tl.num_programs(1) + split) * GROUP * LENGTH + rows
     tl.store(largest_out + place, largest, mask=row_exists)
     tl.store(sums_out + place, sums, mask=row_exists)
     v_channels = tl.arange(0, VALUE_WIDTH)
@@ -277,17 +277,17 @@ def attend_run(
     )
 
 
-@triton.jit(do_not_specialize=["runs"])
-def join_runs(
-    largest_in, sums_in, products_in, output, runs, heads, value_width, GROUP: tl.constexpr, LENGTH: tl.constexpr,
-    RUNS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+@triton.jit(do_not_specialize=["splits"])
+def join_splits(
+    largest_in, sums_in, products_in, output, splits, heads, value_width, GROUP: tl.constexpr, LENGTH: tl.constexpr,
+    SPLITS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One query row: its runs, weighted as their maxima say, and divided by the sum of the weights."""
+    """Join the splits of one query row, weighted by their maxima and divided by the sum of the weights."""
     program = tl.program_id(0).to(tl.int64)
     pair, row = program // (GROUP * LENGTH), program % (GROUP * LENGTH)
-    number = tl.arange(0, RUNS)
-    exists = number < runs
-    place = (pair * runs + number) * (GROUP * LENGTH) + row
+    number = tl.arange(0, SPLITS)
+    exists = number < splits
+    place = (pair * splits + number) * (GROUP * LENGTH) + row
     largest = tl.load(largest_in + place, mask=exists, other=LEAST)
     weight = tl.exp2(largest - tl.max(largest, axis=0))
     sums = tl.load(sums_in + place, mask=exists, other=0.0)

@@ -46,7 +46,7 @@ def terms_of(query, reach, width):
 def log_sum(row, count, shares):
     """Logarithm, in powers of two, of a row's sum of powers, whose shares of the largest are written.
 
-    The row has room for whole vectors. A row with something that is not a number has no number for its sum.
+    The row has space for whole vectors. A row with something that is not a number has no number for its sum.
     """
     stop = (count + LANES - 1) // LANES * LANES
     for u in range(count, stop):

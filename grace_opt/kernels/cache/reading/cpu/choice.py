@@ -50,7 +50,7 @@ def rank_units(rows, units, expected, sums, score, ranks, numbers):
 def expected_enough(rows, units, sums, tops, shares, dense, ranks, numbers, mass, top_p, least):
     """How many units have the wanted share of the attention that is expected, with the dense tokens, for every row.
 
-    `mass` is room for the shares at each step; `sums` and `dense` are relative to what `tops` are.
+    `mass` is a workspace for the shares at each step; `sums` and `dense` are relative to what `tops` are.
     """
     wanted = empty((rows,), np.float64)
     for row in range(rows):

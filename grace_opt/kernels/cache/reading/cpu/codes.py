@@ -45,7 +45,7 @@ ARCSINE = (
 
 @part
 def hash_query(query, planes, step, count, products, words):
-    """Write -1 for hyperplanes on whose upper side a query lies, 0 for the others; `products` is room.
+    """Write -1 for hyperplanes on whose upper side a query lies, 0 for the others; `products` is a workspace.
 
     `planes` is the address of the first channel's numbers, `step` the bytes to the next one's. Products are those of
     `grace_opt.kernels.cache.reading.hashes.sides_of`, in float64.
@@ -83,7 +83,7 @@ def draw_tokens(at, words, bits, tables, drawn):
 
 @part
 def count_differing(at, words, planes, counters, counts):
-    """Write for 256 tokens how many of the bits at an address are not the query's; `counters` is room.
+    """Write for 256 tokens how many of the bits at an address are not the query's; `counters` is a workspace.
 
     The number of planes is a multiple of sixteen.
     """

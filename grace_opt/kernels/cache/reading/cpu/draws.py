@@ -90,19 +90,19 @@ def centred_product(query, key, mean):
 
 
 @part
-def attend_drawn(mine, count, head, places, sizes, scale, hashed, norms, means, rooms, state):
+def attend_drawn(mine, count, head, places, sizes, scale, hashed, norms, means, workspaces, state):
     """Copy some tokens, no more than a block, and attend to each with the query heads that have drawn it.
 
     `mine` are the tokens and which heads, in bits, have drawn them.
     """
     (b, h), (queries, lengths, shifts) = head, hashed
-    key_room, value_room, logits, weights = rooms
+    key_workspace, value_workspace, logits, weights = workspaces
     tokens, heads = mine
     largest, sums, products, plain = state
     keys, values = address(places[OLD_KEYS], b, h), address(places[OLD_VALUES], b, h)
-    copy_tokens(keys, places[OLD_KEYS, 3], tokens, count, sizes[KEPT_COUNT], key_room)
+    copy_tokens(keys, places[OLD_KEYS, 3], tokens, count, sizes[KEPT_COUNT], key_workspace)
     value_step = places[OLD_VALUES, 3]
-    copy_tokens(values + sizes[SINKS] * value_step, value_step, tokens, count, sizes[VALUE_WIDTH], value_room)
+    copy_tokens(values + sizes[SINKS] * value_step, value_step, tokens, count, sizes[VALUE_WIDTH], value_workspace)
     logit_step, out_step = logits.shape[1] * BYTES, products.shape[1] * BYTES
     for first in range(0, sizes[GROUP], ROWS):
         for other in range(ROWS):
@@ -110,7 +110,10 @@ def attend_drawn(mine, count, head, places, sizes, scale, hashed, norms, means, 
             for i in range(count):
                 line[i], weights[i] = NOTHING, ZERO
                 if row < sizes[GROUP] and (heads[i] >> row) & 1:
-                    product, length = centred_product(queries[row], key_room[i], means), lengths[row] * norms[tokens[i]]
+                    product, length = (
+                        centred_product(queries[row], key_workspace[i], means),
+                        lengths[row] * norms[tokens[i]],
+                    )
                     # A vector without a direction has the same code always: equal to any other's with the probability
                     # of a right angle, and to that of another such vector surely.
                     equal = 1.0 if lengths[row] == 0 and norms[tokens[i]] == 0 else 0.5
@@ -133,17 +136,19 @@ def attend_drawn(mine, count, head, places, sizes, scale, hashed, norms, means, 
             if shrink != 1:
                 for c in range(products.shape[1]):
                     products[row, c] *= shrink
-        out, step = start_of(products) + first * out_step, value_room.shape[1] * BYTES
+        out, step = start_of(products) + first * out_step, value_workspace.shape[1] * BYTES
         value_width = sizes[VALUE_WIDTH]
-        add_values(start_of(logits), logit_step, start_of(value_room), step, value_width, count, out, out_step)
+        add_values(start_of(logits), logit_step, start_of(value_workspace), step, value_width, count, out, out_step)
 
 
 @part
-def draw(head, start, stop, places, sizes, scale, masks, words, cosines, norms, means, hashed, rests, rooms, state):
+def draw(
+    head, start, stop, places, sizes, scale, masks, words, cosines, norms, means, hashed, rests, workspaces, state
+):
     """Draw tokens of the blocks from `start` to `stop`, attend to them, and write to `rests` what logits of the others
     can be at most, together; return how many tokens any query head has drawn."""
     (b, h), lengths, rows = head, hashed[1], sizes[GROUP]
-    reading, comparing = rooms
+    reading, comparing = workspaces
     drawn, shown, counters, counts, line, tops, sums, tokens, heads = comparing
     found = waiting = 0
     for row in range(rows):

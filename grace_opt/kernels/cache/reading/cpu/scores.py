@@ -30,10 +30,10 @@ from ..forms import (
     MEAN,
     OFF,
     OLD,
-    RUNS,
     SCALE,
     SINKS,
     SIZE,
+    SPLITS,
     TERMS,
     UNITS,
     UPPER,
@@ -43,7 +43,7 @@ from .dense import queries_of
 
 @part
 def score_pages(queries, rows, places, sizes, b, h, start, stop, expected, other, half):
-    """Fill the bounds of pages `start` to `stop`, which are the scores too; `other` and `half` are room."""
+    """Fill the bounds of pages `start` to `stop`, which are the scores too; `other` and `half` are workspace."""
     width, count = sizes[KEPT_COUNT], stop - start
     step, out_step = queries.shape[1] * BYTES, expected.shape[1] * BYTES
     for side in range(2):
@@ -66,8 +66,8 @@ def score_pages(queries, rows, places, sizes, b, h, start, stop, expected, other
 
 @part
 def score_tokens(queries, rows, places, sizes, b, h, start, stop, expected, scaled):
-    """Fill what steps times codes add to the logits of tokens `start` to `stop`, multiples of `ROOM` but for the last;
-    minus infinity for padding. `scaled` is room."""
+    """Fill what steps times codes add to the logits of tokens `start` to `stop`, multiples of `PADDED_TO` but for the
+    last; minus infinity for padding. `scaled` is a workspace."""
     lead, levels, place = sizes[LEAD], address(places[LEVELS], b, h), places[CODES]
     for row in range(rows):
         for c in range(lead):
@@ -133,13 +133,13 @@ def hide_units(rows, places, sizes, masks, expected):
 
 
 @part
-def score(item, run, places, sizes, factors, full, narrow, half, expected):
-    """Score the units of a run."""
+def score(pair, split, places, sizes, factors, full, narrow, half, expected):
+    """Score the units of a split."""
     rows, units = sizes[GROUP], sizes[UNITS]
-    some = (units // sizes[RUNS] // (2 * LANES) + 1) * 2 * LANES  # an odd number writes one more
-    start, stop = min(run * some, units), min((run + 1) * some, units)
+    some = (units // sizes[SPLITS] // (2 * LANES) + 1) * 2 * LANES  # an odd number writes one more
+    start, stop = min(split * some, units), min((split + 1) * some, units)
     if start < stop:
-        b, h = queries_of(item, places, sizes, np.float32(factors[SCALE]) * LOG2E, full, narrow)
+        b, h = queries_of(pair, places, sizes, np.float32(factors[SCALE]) * LOG2E, full, narrow)
         if sizes[LEAD]:
             score_tokens(narrow, rows, places, sizes, b, h, start, stop, expected, half)
         else:

@@ -40,7 +40,8 @@ def greedy_order(
     k_max : int
     left : callable
         Called at every step: seconds that are left. If they do not suffice for one vertex after the other, the CPU
-        takes as many at a time as it must; once there are none, the vertices of the least scores complete the order at once.
+        takes as many at a time as it must; once there are none, the vertices of the least scores complete the order at
+        once.
 
     Returns
     -------

@@ -83,7 +83,7 @@ def along_edge(g, crossing, x, leave, enter, best):
     """Return the least change of f along an edge of positive weight, if below `best`, and its vertices, or -1."""
     heap = crossing.heap
     while heap.held[0] > 0 and heap.keys[0] < best:
-        v = heap.items[0]
+        v = heap.vertices[0]
         bound, u = _least(g, x, leave.place, leave.keys, enter.keys, leave.rank, v)
         if u < 0:
             take_out(heap, v)

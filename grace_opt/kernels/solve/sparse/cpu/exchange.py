@@ -56,9 +56,9 @@ def best_exchange(g, crossing, x, leave, enter, best, stack):
         for child in range(min(4 * at + 4, leave.held[0] - 1), 4 * at, -1):
             stack[0, waiting] = child
             waiting += 1
-        found, j = partner(g, leave.items[at], key, enter, best, stack[1])
+        found, j = partner(g, leave.vertices[at], key, enter, best, stack[1])
         if j >= 0:
-            best, bi, bj = found, leave.items[at], j
+            best, bi, bj = found, leave.vertices[at], j
     return best, bi, bj
 
 
@@ -77,9 +77,9 @@ def partner(g, v, key, heap, best, stack):
         for child in range(min(4 * at + 4, heap.held[0] - 1), 4 * at, -1):
             stack[waiting] = child
             waiting += 1
-        total = (key + heap.keys[at]) - 2.0 * weight_of(g, v, heap.items[at])
+        total = (key + heap.keys[at]) - 2.0 * weight_of(g, v, heap.vertices[at])
         if total < best:
-            best, found = total, heap.items[at]
+            best, found = total, heap.vertices[at]
     return best, found
 
 

@@ -40,7 +40,7 @@ def begin_add(g, free, heap):
 def add(g, heap, taken, first, last, rise):
     """Fill `taken` from `first` to `last` with the vertices that MIES takes, in order; return `rise` plus scores."""
     for step in range(first, last):
-        vertex = heap.items[0]
+        vertex = heap.vertices[0]
         rise += heap.keys[0]
         taken[step] = vertex
         prefetch_neighbours(g, heap, vertex)
@@ -67,8 +67,8 @@ def begin_drop(g, free, heap, held, rest):
     for p in range(len(g.data)):
         grain = min(grain, abs(g.data[p]))
     for at in range(heap.held[0]):
-        heap.keys[at] = _leaving(g, heap.place, heap.items[at], held, rest)
-        most = max(most, held[heap.items[at]])
+        heap.keys[at] = _leaving(g, heap.place, heap.vertices[at], held, rest)
+        most = max(most, held[heap.vertices[at]])
     arrange(heap)
     return grain, most / DWARFING_RATIO > grain  # else no sum can shrink that far
 
@@ -77,7 +77,7 @@ def begin_drop(g, free, heap, held, rest):
 def drop(g, heap, held, rest, grain, dwarfed, dropped, first, last):
     """Fill `dropped` from `first` to `last` with the vertices that drop-greedy drops, in order."""
     for step in range(first, last):
-        vertex = heap.items[0]
+        vertex = heap.vertices[0]
         dropped[step] = vertex
         prefetch_neighbours(g, heap, vertex)
         take_out(heap, vertex)

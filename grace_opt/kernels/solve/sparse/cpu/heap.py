@@ -22,7 +22,7 @@ class Heap(NamedTuple):
     """
 
     keys: Any
-    items: Any
+    vertices: Any
     place: Any
     rank: Any
     held: Any
@@ -38,58 +38,58 @@ def new_heap(place: Any, rank: Any) -> Heap:
 
 
 @part
-def before(heap, key, item, at):
+def before(heap, key, vertex, at):
     """Whether an entry comes before the one at a place."""
     if key != heap.keys[at]:
         return key < heap.keys[at]
     if len(heap.rank) == 0:
-        return item < heap.items[at]
-    return heap.rank[item] < heap.rank[heap.items[at]]
+        return vertex < heap.vertices[at]
+    return heap.rank[vertex] < heap.rank[heap.vertices[at]]
 
 
 @part
-def write(heap, at, key, item):
+def write(heap, at, key, vertex):
     """Write an entry to a place."""
-    heap.keys[at], heap.items[at], heap.place[item] = key, item, at
+    heap.keys[at], heap.vertices[at], heap.place[vertex] = key, vertex, at
 
 
 @part
 def up(heap, at):
     """Move an entry up to where it belongs; return where."""
-    key, item = heap.keys[at], heap.items[at]
+    key, vertex = heap.keys[at], heap.vertices[at]
     while at > 0:
         above = (at - 1) >> 2
-        if not before(heap, key, item, above):
+        if not before(heap, key, vertex, above):
             break
-        write(heap, at, heap.keys[above], heap.items[above])
+        write(heap, at, heap.keys[above], heap.vertices[above])
         at = above
-    write(heap, at, key, item)
+    write(heap, at, key, vertex)
     return at
 
 
 @part
 def down(heap, at):
     """Move an entry down to where it belongs."""
-    size, key, item = heap.held[0], heap.keys[at], heap.items[at]
+    size, key, vertex = heap.held[0], heap.keys[at], heap.vertices[at]
     while True:
         first = 4 * at + 1
         if first >= size:
             break
         least = first
         for child in range(first + 1, min(first + 4, size)):
-            if before(heap, heap.keys[child], heap.items[child], least):
+            if before(heap, heap.keys[child], heap.vertices[child], least):
                 least = child
-        if before(heap, key, item, least):
+        if before(heap, key, vertex, least):
             break
-        write(heap, at, heap.keys[least], heap.items[least])
+        write(heap, at, heap.keys[least], heap.vertices[least])
         at = least
-    write(heap, at, key, item)
+    write(heap, at, key, vertex)
 
 
 @part
-def put(heap, item, key):
+def put(heap, vertex, key):
     """Append a vertex; `arrange` makes a heap of all of them."""
-    write(heap, heap.held[0], key, item)
+    write(heap, heap.held[0], key, vertex)
     heap.held[0] += 1
 
 
@@ -101,27 +101,27 @@ def arrange(heap):
 
 
 @part
-def push(heap, item, key):
+def push(heap, vertex, key):
     """Add a vertex."""
-    put(heap, item, key)
+    put(heap, vertex, key)
     up(heap, heap.held[0] - 1)
 
 
 @part
-def take_out(heap, item):
+def take_out(heap, vertex):
     """Remove a vertex."""
-    at, last = heap.place[item], heap.held[0] - 1
+    at, last = heap.place[vertex], heap.held[0] - 1
     heap.held[0] = last
-    heap.place[item] = -1
+    heap.place[vertex] = -1
     if at != last:
-        write(heap, at, heap.keys[last], heap.items[last])
+        write(heap, at, heap.keys[last], heap.vertices[last])
         down(heap, up(heap, at))
 
 
 @part
-def change(heap, item, key):
+def change(heap, vertex, key):
     """Give a vertex another key."""
-    at = heap.place[item]
+    at = heap.place[vertex]
     earlier = key < heap.keys[at]
     heap.keys[at] = key
     if earlier:

@@ -69,7 +69,7 @@ def run(
         state[CLOCK] += 1
         now = state[CLOCK]
         while blocked.held[0] > 0 and blocked.keys[0] <= now:
-            v = blocked.items[0]
+            v = blocked.vertices[0]
             take_out(blocked, v)
             if x[v]:
                 push(leave, v, -cost[v])
@@ -172,7 +172,7 @@ def _in_spite_of_tabu(g, top, most, x, cost, leave, enter, blocked, step, i, j, 
     limit, found_i, found_j = min(step, wish), -1, -1
     out, into = np.inf, np.inf
     for at in range(blocked.held[0]):
-        v = blocked.items[at]
+        v = blocked.vertices[at]
         if x[v]:
             key, others = -cost[v], enter
             out = min(out, key)
@@ -191,7 +191,7 @@ def _in_spite_of_tabu(g, top, most, x, cost, leave, enter, blocked, step, i, j, 
     if out + into - 2.0 * most < limit:
         for a in range(blocked.held[0]):
             for b in range(blocked.held[0]):
-                v, u = blocked.items[a], blocked.items[b]
+                v, u = blocked.vertices[a], blocked.vertices[b]
                 if x[v] and not x[u]:
                     total = (cost[u] - cost[v]) - 2.0 * weight_of(g, v, u)
                     if total < limit:
