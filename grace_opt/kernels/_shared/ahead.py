@@ -96,10 +96,10 @@ def _read(file: Path, name: str) -> tuple[str, bytes] | None:
 
 
 def _load(file: Path, name: str) -> int:
-    found = _read(file, name)
-    if found is None:
+    stored = _read(file, name)
+    if stored is None:
         return 0
-    (symbol, code), engine = found, _engine()
+    (symbol, code), engine = stored, _engine()
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return int(engine.get_function_address(symbol))

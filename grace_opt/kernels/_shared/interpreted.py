@@ -29,11 +29,11 @@ def interpreted_version(function: Callable[..., Any]) -> Callable[..., Any]:
     return FunctionType(function.__code__, own | names, function.__name__, function.__defaults__, function.__closure__)
 
 
-def interpreted_values(found: Any) -> Any:
+def interpreted_values(result: Any) -> Any:
     """Return a result with Python's numbers for numpy's, as compiled loops do."""
-    if isinstance(found, tuple):
-        return tuple(interpreted_values(each) for each in found)
-    return found.item() if isinstance(found, np.generic) else found
+    if isinstance(result, tuple):
+        return tuple(interpreted_values(each) for each in result)
+    return result.item() if isinstance(result, np.generic) else result
 
 
 def _interpreted(name: str, value: Any) -> Any:

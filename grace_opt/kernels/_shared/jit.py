@@ -91,9 +91,9 @@ class CFunction:
         self._compiled: Any = None
         self._address = 0
 
-    def __call__(self, at: int) -> None:
-        """Call ``void f(void *at)``; other threads may use the interpreter meanwhile."""
-        self._from_python(at)
+    def __call__(self, address: int) -> None:
+        """Call ``void f(void *address)``; other threads may use the interpreter meanwhile."""
+        self._from_python(address)
 
     @cached_property
     def _from_python(self) -> Callable[[int], None]:
@@ -178,9 +178,9 @@ class Loop(CPUDispatcher):
     def _run_interpreted(self, *arguments: Any) -> Any:
         began = time.thread_time()
         with np.errstate(all="ignore"):
-            found = interpreted_values(interpreted_version(self.py_func)(*arguments))
+            result = interpreted_values(interpreted_version(self.py_func)(*arguments))
         self._interpreted_seconds += time.thread_time() - began
-        return found
+        return result
 
 
 class _PartLibrary(JITCodeLibrary):

@@ -98,14 +98,14 @@ def load_some(typing_context, address, count):
     return lanes(types.intp, types.intp), generate
 
 
-def _levels(builder, found, shift, bits):
+def _levels(builder, words, shift, bits):
     """Numbers of a few bits out of eight bytes or int32, of which `shift` bits stand before them."""
     shift, bits = (_spread(builder, builder.trunc(number, _COUNT), _COUNTS) for number in (shift, bits))
     one = ir.Constant(_COUNTS, [1] * LANES)
     mask = builder.sub(builder.shl(one, bits), one)
-    if found.type != _COUNTS:
-        found = builder.zext(found, _COUNTS)
-    return builder.sitofp(builder.and_(builder.lshr(found, shift), mask), _VECTOR)
+    if words.type != _COUNTS:
+        words = builder.zext(words, _COUNTS)
+    return builder.sitofp(builder.and_(builder.lshr(words, shift), mask), _VECTOR)
 
 
 def _loading_levels(element):
@@ -126,9 +126,9 @@ def _loading_levels(element):
         def generate(context, builder, signature, arguments):
             address, count, shift, bits = arguments
             pointer = builder.inttoptr(address, elements.as_pointer())
-            parts = [pointer, ir.Constant(_COUNT, 1), _first(builder, count), _constant(0, elements)]
-            found = _call(builder, f"llvm.masked.load.v{LANES}i{element.width}.p0", elements, parts)
-            return _levels(builder, found, shift, bits)
+            operands = [pointer, ir.Constant(_COUNT, 1), _first(builder, count), _constant(0, elements)]
+            words = _call(builder, f"llvm.masked.load.v{LANES}i{element.width}.p0", elements, operands)
+            return _levels(builder, words, shift, bits)
 
         return lanes(types.intp, types.intp, types.intp, types.intp), generate
 
@@ -395,17 +395,17 @@ def _folding(combine):
     @intrinsic
     def fold(typing_context, value):
         def generate(context, builder, signature, arguments):
-            found, width = arguments[0], value.count
+            vector, width = arguments[0], value.count
             while width > 1:
                 width //= 2
                 low, high = (
                     builder.shuffle_vector(
-                        found, found, ir.Constant(ir.VectorType(_COUNT, width), list(range(start, start + width)))
+                        vector, vector, ir.Constant(ir.VectorType(_COUNT, width), list(range(start, start + width)))
                     )
                     for start in (0, width)
                 )
-                found = combine(builder, low, high)
-            return builder.extract_element(found, ir.Constant(_COUNT, 0))
+                vector = combine(builder, low, high)
+            return builder.extract_element(vector, ir.Constant(_COUNT, 0))
 
         return types.float32(value), generate
 
@@ -440,12 +440,12 @@ def exp2(typing_context, value):
         # Adding and taking away 1.5 * 2^23 rounds to an integer, which then stands in the sum's lowest bits.
         rounded = builder.fadd(x, magic)
         fraction = builder.fsub(x, builder.fsub(rounded, magic))
-        found = _constant(_POWERS[0], vector)
+        power = _constant(_POWERS[0], vector)
         for coefficient in _POWERS[1:]:
-            found = multiply_add_vectors(builder, found, fraction, _constant(coefficient, vector))
+            power = multiply_add_vectors(builder, power, fraction, _constant(coefficient, vector))
         exponent = builder.shl(builder.bitcast(rounded, whole), _constant(23, whole))
-        found = builder.bitcast(builder.add(builder.bitcast(found, whole), exponent), vector)
-        found = builder.select(builder.fcmp_ordered("<", x, lowest), _constant(0.0, vector), found)
-        return builder.select(builder.fcmp_unordered("uno", x, x), x, found)
+        power = builder.bitcast(builder.add(builder.bitcast(power, whole), exponent), vector)
+        power = builder.select(builder.fcmp_ordered("<", x, lowest), _constant(0.0, vector), power)
+        return builder.select(builder.fcmp_unordered("uno", x, x), x, power)
 
     return value(value), generate

@@ -34,8 +34,8 @@ _INT64 = range(-(2**63), 2**63)
 def leaves(kind: Any) -> Iterator[Any]:
     """Yield the types of numbers and arrays that a type is made of, in order: an entry of the table for each."""
     if isinstance(kind, types.BaseTuple):
-        for each in kind:  # type: ignore[attr-defined]
-            yield from leaves(each)
+        for element in kind:  # type: ignore[attr-defined]
+            yield from leaves(element)
     elif kind is not types.none:
         yield kind
 
@@ -83,23 +83,25 @@ class PrecompiledLoop:
 
     @cached_property
     def _formats(self) -> tuple[struct.Struct, struct.Struct]:
-        """Of what is given, and of what is found."""
-        given, found = leaves(types.Tuple(self.signature.args)), leaves(self.signature.return_type)
-        return struct.Struct("=q" + "".join(map(_letter, given))), struct.Struct("=" + "".join(map(_letter, found)))
+        """The formats of the arguments, and of the results."""
+        arguments, results = leaves(types.Tuple(self.signature.args)), leaves(self.signature.return_type)
+        return struct.Struct("=q" + "".join(map(_letter, arguments))), struct.Struct(
+            "=" + "".join(map(_letter, results))
+        )
 
     def _run(self, entries: Sequence[Any], alive: Any) -> Any:
         """Call it; other threads may use the interpreter meanwhile, and the arguments are kept alive."""
         assert self._call is not None
-        given, results = self._formats
-        table = ctypes.create_string_buffer(given.size + results.size)
-        given.pack_into(table, 0, 0, *entries)
+        arguments, results = self._formats
+        table = ctypes.create_string_buffer(arguments.size + results.size)
+        arguments.pack_into(table, 0, 0, *entries)
         self._call(table)
         if not table[0][0]:  # a C function cannot raise: it has written to stderr what is wrong
             raise MemoryError(f"{self.name} ended early; the lines above say why")
-        found = results.unpack_from(table, given.size)
+        values = results.unpack_from(table, arguments.size)
         if isinstance(self.signature.return_type, types.BaseTuple):
-            return found
-        return found[0] if found else None
+            return values
+        return values[0] if values else None
 
 
 def _letter(kind: Any) -> str:

@@ -54,12 +54,12 @@ def multiply(rows, row_step, columns, width, out, out_step):
 
 
 @part
-def fill_tile(rows, width, at):
+def fill_tile(rows, width, address):
     """Write `TILE` rows of `width` numbers, whose addresses are given, as the columns that `multiply` takes."""
-    squares, step, tile = width // WIDEST * WIDEST, TILE * BYTES, array_at(at, (width, TILE), np.float32)
+    squares, step, tile = width // WIDEST * WIDEST, TILE * BYTES, array_at(address, (width, TILE), np.float32)
     for c in range(0, squares, WIDEST):
         for i in range(0, TILE, WIDEST):
-            transpose_widest(start_of(rows) + i * ADDRESS, c * BYTES, at + c * step + i * BYTES, step)
+            transpose_widest(start_of(rows) + i * ADDRESS, c * BYTES, address + c * step + i * BYTES, step)
     for c in range(squares, width):
         for i in range(TILE):
             tile[c, i] = load_one(rows[i] + c * BYTES)

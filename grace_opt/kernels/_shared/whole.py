@@ -14,10 +14,10 @@ SHORT = 16
 
 
 @part
-def copy(to, given):
-    """``to[:] = given``, for arrays of one dimension and the same length."""
-    for i in range(len(to)):
-        to[i] = given[i]
+def copy(target, source):
+    """``target[:] = source``, for arrays of one dimension and the same length."""
+    for i in range(len(target)):
+        target[i] = source[i]
 
 
 @part
@@ -32,22 +32,22 @@ def equal(a, b):
 @part
 def total(values):
     """The sum, in order."""
-    found = 0.0
+    result = 0.0
     for value in values:
-        found += value
-    return found
+        result += value
+    return result
 
 
 @part
 def largest(values):
     """The largest of some numbers; NaN if one is, minus infinity if there are none."""
-    found = -np.inf
+    result = -np.inf
     for value in values:
-        if not value <= found:
-            found = value
+        if not value <= result:
+            result = value
             if value != value:
                 break
-    return found
+    return result
 
 
 @part

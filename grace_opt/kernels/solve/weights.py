@@ -94,7 +94,7 @@ class Weights(ABC):
         """Return the same instances with other leading dimensions; the last two are n."""
 
     @abstractmethod
-    def __getitem__(self, at: Any) -> Self:
+    def __getitem__(self, index: Any) -> Self:
         """Return instances of a batch, as a tensor's first dimension is indexed."""
 
     @abstractmethod

@@ -20,15 +20,15 @@ def lower_hulls(losses: Tensor, costs: Tensor, admissible: Tensor) -> tuple[Tens
     """See `grace_opt.kernels.steps.lower_hulls`; the batch is shared among threads."""
     batch, groups, count = losses.shape
     kinds = torch.float64, torch.float64, torch.uint8
-    given = [array_of(tensor, kind) for tensor, kind in zip((losses, costs, admissible), kinds, strict=True)]
-    found = [np.zeros((batch, groups, count), np.int64), *(np.zeros((batch, groups, count - 1)) for _ in range(2))]
+    inputs = [array_of(tensor, kind) for tensor, kind in zip((losses, costs, admissible), kinds, strict=True)]
+    outputs = [np.zeros((batch, groups, count), np.int64), *(np.zeros((batch, groups, count - 1)) for _ in range(2))]
     sizes = groups, count
 
     def fill(*arrays: npt.NDArray[Any]) -> None:
         call_with(hulls_at, arrays, (len(arrays[0]), *sizes))
 
-    split_batch(fill, (*given, *found), alone=losses.numel() < ALONE_BELOW)
-    levels, cost, slope = (torch.from_numpy(array) for array in found)
+    split_batch(fill, (*inputs, *outputs), alone=losses.numel() < ALONE_BELOW)
+    levels, cost, slope = (torch.from_numpy(array) for array in outputs)
     return levels, cost, slope
 
 
@@ -46,13 +46,13 @@ def within_budget(
     number, whole = torch.float64, torch.int64
     tensors = losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope, order
     kinds = number, number, torch.uint8, number, whole, number, number, whole
-    given = [array_of(tensor, kind) for tensor, kind in zip(tensors, kinds, strict=True)]
+    inputs = [array_of(tensor, kind) for tensor, kind in zip(tensors, kinds, strict=True)]
     levels, price, sizes = np.zeros(losses.shape[:2], np.int64), np.zeros(len(losses)), losses.shape[1:]
 
     def fill(*arrays: npt.NDArray[Any]) -> None:
         call_with(spend_at, arrays, (len(arrays[0]), *sizes))
 
-    split_batch(fill, (*given, levels, price), alone=losses.numel() < ALONE_BELOW)
+    split_batch(fill, (*inputs, levels, price), alone=losses.numel() < ALONE_BELOW)
     return torch.from_numpy(levels), torch.from_numpy(price)
 
 
@@ -153,33 +153,33 @@ def spend(losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope,
 @c_function("void(intp)")
 def hulls_at(data):
     """`hulls`."""
-    given = array_at(data, (9,), np.int64)
-    batch, groups, count = given[6], given[7], given[8]
+    table = array_at(data, (9,), np.int64)
+    batch, groups, count = table[6], table[7], table[8]
     hulls(
-        array_at(given[0], (batch, groups, count), np.float64),
-        array_at(given[1], (batch, groups, count), np.float64),
-        array_at(given[2], (batch, groups, count), np.uint8),
-        array_at(given[3], (batch, groups, count), np.int64),
-        array_at(given[4], (batch, groups, count - 1), np.float64),
-        array_at(given[5], (batch, groups, count - 1), np.float64),
+        array_at(table[0], (batch, groups, count), np.float64),
+        array_at(table[1], (batch, groups, count), np.float64),
+        array_at(table[2], (batch, groups, count), np.uint8),
+        array_at(table[3], (batch, groups, count), np.int64),
+        array_at(table[4], (batch, groups, count - 1), np.float64),
+        array_at(table[5], (batch, groups, count - 1), np.float64),
     )
 
 
 @c_function("void(intp)")
 def spend_at(data):
     """`spend`."""
-    given = array_at(data, (13,), np.int64)
-    batch, groups, count = given[10], given[11], given[12]
+    table = array_at(data, (13,), np.int64)
+    batch, groups, count = table[10], table[11], table[12]
     steps = count - 1
     spend(
-        array_at(given[0], (batch, groups, count), np.float64),
-        array_at(given[1], (batch, groups, count), np.float64),
-        array_at(given[2], (batch, groups, count), np.uint8),
-        array_at(given[3], (batch,), np.float64),
-        array_at(given[4], (batch, groups, count), np.int64),
-        array_at(given[5], (batch, groups, steps), np.float64),
-        array_at(given[6], (batch, groups, steps), np.float64),
-        array_at(given[7], (batch, groups * steps), np.int64),
-        array_at(given[8], (batch, groups), np.int64),
-        array_at(given[9], (batch,), np.float64),
+        array_at(table[0], (batch, groups, count), np.float64),
+        array_at(table[1], (batch, groups, count), np.float64),
+        array_at(table[2], (batch, groups, count), np.uint8),
+        array_at(table[3], (batch,), np.float64),
+        array_at(table[4], (batch, groups, count), np.int64),
+        array_at(table[5], (batch, groups, steps), np.float64),
+        array_at(table[6], (batch, groups, steps), np.float64),
+        array_at(table[7], (batch, groups * steps), np.int64),
+        array_at(table[8], (batch, groups), np.int64),
+        array_at(table[9], (batch,), np.float64),
     )

@@ -49,7 +49,7 @@ class CodesTable:
     on_device: list[Any] = field(default_factory=list)
 
     @cached_property
-    def at(self) -> tuple[int, int]:
+    def addresses(self) -> tuple[int, int]:
         """Return the addresses of the tasks and of the units."""
         return self.tasks.ctypes.data, self.units.ctypes.data
 
@@ -165,11 +165,11 @@ def batched(tables: Sequence[CodesTable], heads: int) -> CodesTable:
     if len(tables) == 1:
         return tables[0]
     tasks, unit = [], 0
-    for number, each in enumerate(tables):
-        of_units = np.where(each.tasks[:, 1:3] < 0, -1, each.tasks[:, 1:3] + unit)
-        tasks.append(np.concatenate([each.tasks[:, :1] + number * heads, of_units, each.tasks[:, 3:]], axis=1))
-        unit += len(each.units)
-    units = np.concatenate([each.units for each in tables])
+    for number, table in enumerate(tables):
+        of_units = np.where(table.tasks[:, 1:3] < 0, -1, table.tasks[:, 1:3] + unit)
+        tasks.append(np.concatenate([table.tasks[:, :1] + number * heads, of_units, table.tasks[:, 3:]], axis=1))
+        unit += len(table.units)
+    units = np.concatenate([table.units for table in tables])
     return CodesTable(units, np.concatenate(tasks), max(t.most for t in tables), sum(t.numbers for t in tables))
 
 
@@ -185,14 +185,14 @@ def units_of(keys: StoredCodes, values: StoredCodes, heads: int, newest: bool = 
         Whether their tokens are the first of the newest ones, in the order of the sequence.
     """
     blocks, classes = len(keys.means) // heads, len(keys.counts)
-    found = np.zeros((classes, blocks * heads, FIELDS), np.int64)
-    found[..., COUNT] = np.array(keys.counts)[:, None]
-    found[..., NEWEST] = np.arange(blocks * heads) // heads * keys.counts[0] if newest else -1
+    units = np.zeros((classes, blocks * heads, FIELDS), np.int64)
+    units[..., COUNT] = np.array(keys.counts)[:, None]
+    units[..., NEWEST] = np.arange(blocks * heads) // heads * keys.counts[0] if newest else -1
     for first, codes in ((KEYS, keys), (VALUES, values)):
         widths = codes.widths().cpu().numpy()
-        _describe(found[..., first : first + UNIT + 1], codes, widths)
-    found = found.reshape(classes, blocks, heads, FIELDS).transpose(2, 0, 1, 3).reshape(heads, -1, FIELDS)
-    return np.ascontiguousarray(found[:, found[0, :, COUNT] > 0])
+        _describe(units[..., first : first + UNIT + 1], codes, widths)
+    units = units.reshape(classes, blocks, heads, FIELDS).transpose(2, 0, 1, 3).reshape(heads, -1, FIELDS)
+    return np.ascontiguousarray(units[:, units[0, :, COUNT] > 0])
 
 
 def _describe(fields: Numbers, codes: StoredCodes, widths: npt.NDArray[np.uint8]) -> None:

@@ -66,8 +66,8 @@ def kernel_for(
     stored = query, pruned_keys, sink_keys, tail_keys, old_values, tail_values
     if query.device.type != dispatch.DEVICE_TYPE:
         return host.decode_attention if host.unsupported_reason(*stored) is None else None
-    kernel = IN_FEW_BITS if any(isinstance(part, Packed) for part in stored) else DENSE
-    if torch.is_grad_enabled() and any(part.requires_grad for part in stored):
+    kernel = IN_FEW_BITS if any(isinstance(tensor, Packed) for tensor in stored) else DENSE
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in stored):
         return None
     if not dispatch.use_triton(kernel, query.device):
         return None

@@ -63,9 +63,9 @@ def unsupported_reason(
         return f"tensors are on {', '.join(sorted(map(str, devices)))}; they must all be on the CPU"
     if types != {torch.float32}:
         return f"queries, keys and values are {', '.join(sorted(map(str, types)))}; they must all be float32"
-    for part in (pruned_keys, old_values):
-        if isinstance(part, Packed) and part.parameters != torch.float32:
-            return f"scales and zero points are {part.parameters}; they must be float32"
+    for stored in (pruned_keys, old_values):
+        if isinstance(stored, Packed) and stored.parameters != torch.float32:
+            return f"scales and zero points are {stored.parameters}; they must be float32"
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return "gradients are requested, and the kernel has none"
     if torch.compiler.is_compiling():
@@ -136,7 +136,7 @@ def decode_attention(
         raise CacheError(f"the compiled decoding kernel cannot be used: {reason}; use pruned_attention")
     _check_shapes(query, pruned_keys, kept_indices, sink_keys, tail_keys, old_values, tail_values)
     batch, query_heads, length, width = query.shape
-    heads, pruned, kept = pruned_keys.shape[1:]
+    heads, pruned, kept_count = pruned_keys.shape[1:]
     sinks, tail, value_width = sink_keys.shape[2], tail_keys.shape[2], tail_values.shape[3]
     total = sinks + pruned + tail
     output = query.new_empty(batch, length, query_heads, value_width)
@@ -163,22 +163,22 @@ def decode_attention(
 
     places = [*_place(query), kept_indices.data_ptr(), 8 * steps[0], 8 * steps[1], 0, 8 * steps[2]]
     places += [*_place(stored[0]), *narrow_place, *_place(stored[1]), *old_place, *_place(stored[2]), *mask_place]
-    sizes = [heads, group, length, width, kept, value_width, sinks, pruned, tail, splits, columns, layout, kind]
+    sizes = [heads, group, length, width, kept_count, value_width, sinks, pruned, tail, splits, columns, layout, kind]
     sizes += key_form + value_form
-    at_ends = workspace.data_ptr()
-    given = [0, 0, 0, scales.buffer_info()[0], at_ends, at_ends + 4 * of_ends, at_ends + 8 * of_ends]
-    given += [tasks, rows, padded_rows, wide, output.data_ptr()]
-    data = array("q", [*given, 0, *places, *sizes])
-    at, taken = data.buffer_info()[0], len(given)
+    ends_address = workspace.data_ptr()
+    entries = [0, 0, 0, scales.buffer_info()[0], ends_address, ends_address + 4 * of_ends, ends_address + 8 * of_ends]
+    entries += [tasks, rows, padded_rows, wide, output.data_ptr()]
+    data = array("q", [*entries, 0, *places, *sizes])
+    address, taken = data.buffer_info()[0], len(entries)
     for number, place in enumerate((taken, taken + 1, taken + 1 + len(places))):
-        data[number] = at + place * data.itemsize
+        data[number] = address + place * data.itemsize
 
     from .cpu import attend_at, attend_packed_at, join_at
 
     in_few_bits = isinstance(pruned_keys, Packed) or isinstance(old_values, Packed)
     attend = attend_packed_at if in_few_bits else attend_at
-    call_in_threads(attend, at, tasks, alone=pairs * total * (width + value_width) < ALONE_BELOW)
-    join_at(at)
+    call_in_threads(attend, address, tasks, alone=pairs * total * (width + value_width) < ALONE_BELOW)
+    join_at(address)
     del mask, narrow, old, stored, scales, workspace
     return output
 
@@ -194,22 +194,22 @@ def _check_shapes(
 ) -> None:
     """Check shapes: the kernel reads by address, so a tensor that is too small must not get there."""
     batch, query_heads, _, width = query.shape
-    heads, pruned, kept = pruned_keys.shape[1:]
+    heads, pruned, kept_count = pruned_keys.shape[1:]
     sinks, tail, value_width = sink_keys.shape[2], tail_keys.shape[2], tail_values.shape[3]
     check_lengths(sinks, pruned, tail, old_values, tail_values)
     expected = {
-        "pruned_keys": (pruned_keys, (batch, heads, pruned, kept)),
-        "kept_indices": (kept_indices, (batch, heads, kept)),
+        "pruned_keys": (pruned_keys, (batch, heads, pruned, kept_count)),
+        "kept_indices": (kept_indices, (batch, heads, kept_count)),
         "sink_keys": (sink_keys, (batch, heads, sinks, width)),
         "tail_keys": (tail_keys, (batch, heads, tail, width)),
         "old_values": (old_values, (batch, heads, sinks + pruned, value_width)),
         "tail_values": (tail_values, (batch, heads, tail, value_width)),
     }
-    for name, part in (("pruned_keys", pruned_keys), ("old_values", old_values)):
-        if isinstance(part, Packed):
-            units = part.shape[2] // (part.group_size if isinstance(part, PackedKeys) else 1)
-            expected[f"{name}.table"] = (part.table, (batch, part.table.shape[1], ENTRIES))
-            expected[f"{name}.owners"] = (part.owners, (units,))
+    for name, stored in (("pruned_keys", pruned_keys), ("old_values", old_values)):
+        if isinstance(stored, Packed):
+            units = stored.shape[2] // (stored.group_size if isinstance(stored, PackedKeys) else 1)
+            expected[f"{name}.table"] = (stored.table, (batch, stored.table.shape[1], ENTRIES))
+            expected[f"{name}.owners"] = (stored.owners, (units,))
     for name, (tensor, shape) in expected.items():
         if tensor.shape != shape:
             raise CacheError(

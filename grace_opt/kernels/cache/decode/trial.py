@@ -47,12 +47,12 @@ def _agrees(
     sinks, tail = (draw(device, 2, 2, count, 48).to(dtype) for count in (3, 37))
     old, new = (draw(device, 2, 2, count, 40).to(dtype) for count in (304, 37))
     stored, stored_values, pruned, old = store(pruned, old)
-    kept = torch.stack([torch.arange(19, device=device), torch.arange(5, 43, 2, device=device)])
-    kept = kept.expand(2, -1, -1).contiguous()
+    kept_indices = torch.stack([torch.arange(19, device=device), torch.arange(5, 43, 2, device=device)])
+    kept_indices = kept_indices.expand(2, -1, -1).contiguous()
     wide = sinks.double(), tail.double(), old.double(), new.double()
-    expected, _ = attention(query.double(), pruned.double(), kept, *wide)
-    found = decode(query, stored, kept, sinks, tail, stored_values, new)
-    return bool(((found - expected).abs().max() <= tolerance * expected.abs().max()).item())
+    expected, _ = attention(query.double(), pruned.double(), kept_indices, *wide)
+    actual = decode(query, stored, kept_indices, sinks, tail, stored_values, new)
+    return bool(((actual - expected).abs().max() <= tolerance * expected.abs().max()).item())
 
 
 def _dense(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

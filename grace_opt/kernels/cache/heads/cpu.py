@@ -49,8 +49,8 @@ def make_coordinates(tensor, token_step, order, encode, block, tile):
             tokens[i] = tensor + order[min(first + i, order.shape[0] - 1)] * token_step
         fill_tile(tokens, width, start_of(tile))
         for row in range(0, encode.shape[0], ROWS):
-            at = start_of(block) + row * step + first * BYTES
-            multiply(start_of(encode[row]), width * BYTES, start_of(tile), width, at, step)
+            target = start_of(block) + row * step + first * BYTES
+            multiply(start_of(encode[row]), width * BYTES, start_of(tile), width, target, step)
 
 
 @part(error_model="numpy")
@@ -78,11 +78,11 @@ def divide(squares, energy, distortions, costs, bits, levels):
         falling[place] = -falling[place]
     limits, price = empty((1,), np.float64), zeros((1,), np.float64)
     limits[0] = bits
-    found = zeros((1, groups), np.int64)
-    spend(losses, prices, admissible, limits, along, added, slopes, order, found, price)
+    chosen = zeros((1, groups), np.int64)
+    spend(losses, prices, admissible, limits, along, added, slopes, order, chosen, price)
     for c in range(classes):
         for j in range(width):
-            levels[c, j] = found[0, c * width + j]
+            levels[c, j] = chosen[0, c * width + j]
 
 
 @part(error_model="numpy")
@@ -168,10 +168,10 @@ def code_heads(taken, records, shared):
         array_at(shared[forms.TRELLIS], (shared[forms.ROWS_OF_TRELLIS], MOST_LEVELS), np.float32),
     )
     size, widest = 0, 0
-    for given in records:
-        rows = (given[forms.WIDTH] + ROWS - 1) // ROWS * ROWS
-        size = max(size, rows * ((given[forms.TOKENS] + TILE - 1) // TILE * TILE))
-        widest = max(widest, given[forms.WIDTH])
+    for record in records:
+        rows = (record[forms.WIDTH] + ROWS - 1) // ROWS * ROWS
+        size = max(size, rows * ((record[forms.TOKENS] + TILE - 1) // TILE * TILE))
+        widest = max(widest, record[forms.WIDTH])
     workspace, tile = empty((size,), np.float32), empty((widest, TILE), np.float32)
     while True:
         head, kind = add_one(taken), 0
@@ -180,33 +180,33 @@ def code_heads(taken, records, shared):
             kind += 1
         if kind == records.shape[0]:
             return
-        given = records[kind]
-        heads, tokens, width = given[forms.HEADS], given[forms.TOKENS], given[forms.WIDTH]
+        record = records[kind]
+        heads, tokens, width = record[forms.HEADS], record[forms.TOKENS], record[forms.WIDTH]
         rows, columns = (width + ROWS - 1) // ROWS * ROWS, (tokens + TILE - 1) // TILE * TILE
         block = workspace[: rows * columns].reshape(rows, columns)
-        encode = array_at(given[forms.ENCODE], (heads, rows, width), np.float32)[head]
-        order = array_at(given[forms.ORDER], (heads, tokens), np.int64)[head]
-        at = given[forms.TENSOR] + head * given[forms.HEAD_STEP]
-        make_coordinates(at, given[forms.TOKEN_STEP], order, encode, block, tile)
+        encode = array_at(record[forms.ENCODE], (heads, rows, width), np.float32)[head]
+        order = array_at(record[forms.ORDER], (heads, tokens), np.int64)[head]
+        address = record[forms.TENSOR] + head * record[forms.HEAD_STEP]
+        make_coordinates(address, record[forms.TOKEN_STEP], order, encode, block, tile)
         outputs = (
-            array_at(given[forms.LEVELS], (heads, classes, width), np.int64)[head],
-            array_at(given[forms.MEANS], (heads, width), np.float32)[head],
-            array_at(given[forms.SCALES], (heads, classes, width), np.float32)[head],
-            array_at(given[forms.PLANES], (heads, given[forms.CAPACITY]), np.uint8)[head],
+            array_at(record[forms.LEVELS], (heads, classes, width), np.int64)[head],
+            array_at(record[forms.MEANS], (heads, width), np.float32)[head],
+            array_at(record[forms.SCALES], (heads, classes, width), np.float32)[head],
+            array_at(record[forms.PLANES], (heads, record[forms.CAPACITY]), np.uint8)[head],
         )
-        weights = array_at(given[forms.WEIGHTS], (heads, tokens), np.float32)[head]
-        energy = array_at(given[forms.ENERGY], (heads, width), np.float64)[head]
-        bits = array_at(given[forms.BITS], (heads,), np.float64)[head]
-        unit = array_at(given[forms.UNIT], (heads,), np.float32)
+        weights = array_at(record[forms.WEIGHTS], (heads, tokens), np.float32)[head]
+        energy = array_at(record[forms.ENERGY], (heads, width), np.float64)[head]
+        bits = array_at(record[forms.BITS], (heads,), np.float64)[head]
+        unit = array_at(record[forms.UNIT], (heads,), np.float32)
         unit[head] = code_head(block, weights, energy, bits, tables, outputs)
 
 
 @c_function("void(intp)")
 def code_heads_at(data):
     """`code_heads`, as threads call it: with the addresses of the arrays, and the number of records."""
-    given = array_at(data, (4,), np.int64)
+    table = array_at(data, (4,), np.int64)
     code_heads(
-        array_at(given[0], (2,), np.int64),
-        array_at(given[1], (given[3], 17), np.int64),
-        array_at(given[2], (14,), np.int64),
+        array_at(table[0], (2,), np.int64),
+        array_at(table[1], (table[3], 17), np.int64),
+        array_at(table[2], (14,), np.int64),
     )

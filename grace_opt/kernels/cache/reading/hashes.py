@@ -123,8 +123,8 @@ class HashTables(Placed):
         """Return the logarithms ``(B, H, g, n)`` of the probabilities with which queries ``(B, H, g, d')`` sample keys
         ``(B, H, n, d')``."""
         centred = keys - self.mean.to(keys.dtype)[:, :, None]
-        lengths = [torch.linalg.vector_norm(part, dim=-1, keepdim=True) for part in (query, centred)]
-        one, other = (part / length for part, length in zip((query, centred), lengths, strict=True))
+        lengths = [torch.linalg.vector_norm(vectors, dim=-1, keepdim=True) for vectors in (query, centred)]
+        one, other = (vectors / length for vectors, length in zip((query, centred), lengths, strict=True))
         equal = 1 - (one @ other.mT).clamp(-1, 1).acos() / torch.pi
         # A vector without a direction has the same code always: equal to any other's with the probability of a right
         # angle, and to that of another such vector surely.
@@ -158,16 +158,16 @@ def sides_of(vectors: Tensor, planes: Tensor) -> Tensor:
 def packed(vectors: Tensor, planes: Tensor) -> Tensor:
     """Return the bits of vectors ``(B, H, n, d')``, as `HashTables.codes` holds them; the first in the lowest bit."""
     count, step = planes.shape[1], max(_AT_ONCE // (vectors.shape[:2].numel() * planes.shape[1] * BITS), 1)
-    found = []
-    for part in torch.split(vectors, step * BITS, dim=2):
-        padding = -part.shape[2] % BITS
-        above = functional.pad(sides_of(part, planes), (0, -count % BITS_AT_ONCE, 0, padding)).to(torch.uint8)
+    blocks = []
+    for block in torch.split(vectors, step * BITS, dim=2):
+        padding = -block.shape[2] % BITS
+        above = functional.pad(sides_of(block, planes), (0, -count % BITS_AT_ONCE, 0, padding)).to(torch.uint8)
         eights = above.view(*above.shape[:2], -1, BITS // 8, 8, above.shape[3])
         codes = eights[..., 0, :]
         for place in range(1, 8):
             codes = codes | eights[..., place, :] << place
-        found.append(codes.mT.contiguous())
-    return torch.cat(found, dim=2)
+        blocks.append(codes.mT.contiguous())
+    return torch.cat(blocks, dim=2)
 
 
 def _signs(bits: Tensor) -> Tensor:

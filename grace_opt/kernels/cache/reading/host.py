@@ -18,7 +18,7 @@ from ..decode.forms import LANES, ROWS
 from .forms import ABOUT, BUCKETS, CODES, DONE, LEVELS, LOWER, MORE_CHOSEN, PER_PAIR, READ, REAL, SCORED, STOP, UPPER
 from .reference import Few, units_at_a_time
 from .stored import Stored
-from .tensors import ALONE_BELOW, TASKS, check, check_shapes, kept_of, place, place_step, rowwise, unsupported_reason
+from .tensors import ALONE_BELOW, TASKS, check, check_shapes, place, place_step, rowwise, stored_of, unsupported_reason
 from .units import PADDED_TO, FirstChannels, PageRanges, Units
 
 
@@ -45,23 +45,23 @@ def read_attention(
     if reason is not None:
         raise CacheError(f"the compiled reading kernel cannot be used: {reason}; use its reference")
     batch, query_heads, _, width = query.shape
-    heads, old, kept = stored.keys.shape[1:]
+    heads, old, kept_count = stored.keys.shape[1:]
     (sinks, _, tail), value_width, group = stored.lengths, stored.tail_values.shape[3], query_heads // heads
     check(query, stored, {"least": (least, (batch,))})
     lead = units.lead if isinstance(units, FirstChannels) else 0
     # All tensors are kept alive until the kernel is done: it gets only their addresses.
-    places = kept_of(units, stored, lambda places: _place_units(units, stored, places))
+    places = stored_of(units, stored, lambda places: _place_units(units, stored, places))
     kind, news = place_step(places, query, stored, attention_mask)
     pairs = batch * heads
     splits = -(-TASKS // max(pairs, 1))
-    numbers = heads, group, width, kept, value_width, sinks, old, tail, units.units, units.size, units.first, lead
+    numbers = heads, group, width, kept_count, value_width, sinks, old, tail, units.units, units.size, units.first, lead
     sizes = np.array([*numbers, kind, splits], np.int64)
     scale = width**-0.5 if scaling is None else scaling
     factors = np.array([scale, -1.0 if epsilon is None else epsilon, -1.0 if top_p is None else top_p], np.float64)
     starts = np.array([least.numpy(), least.numpy() if epsilon is None else units_at_a_time(units).numpy()], np.int64)
     output = query.new_empty(batch, 1, query_heads, value_width)
     bound = query.new_empty(batch, query_heads, dtype=torch.float64)
-    told = np.zeros((pairs, REAL + splits), np.int64)
+    counts = np.zeros((pairs, REAL + splits), np.int64)
     if output.numel():
         from .cpu import attend_few_at
 
@@ -70,38 +70,43 @@ def read_attention(
         parts = [4 * padded_rows * columns, 2 * columns, 8 * BUCKETS, 8 * columns, 8 * ABOUT * group]
         parts.append(4 * (splits + 1) * (2 * group + padded_rows * wide))
         workspace = torch.empty(pairs * sum(parts), dtype=torch.uint8, device="cpu")
-        at = [workspace.data_ptr() + pairs * sum(parts[:number]) for number in range(len(parts))]
+        areas = [workspace.data_ptr() + pairs * sum(parts[:number]) for number in range(len(parts))]
         taken = np.zeros(1 + pairs * PER_PAIR, np.int64)
         addresses = [each.ctypes.data for each in (taken, places, sizes, factors, starts)]
         addresses += [output.data_ptr(), bound.data_ptr()]
         shapes = [SCORED, batch, query_heads, value_width, heads, padded_rows, columns, units.units, splits]
-        data = np.array([*addresses, *shapes, *at[:5], told.ctypes.data, at[5], wide], np.int64)
-        alone = pairs * (old + tail) * (kept + value_width) < ALONE_BELOW
+        data = np.array([*addresses, *shapes, *areas[:5], counts.ctypes.data, areas[5], wide], np.int64)
+        alone = pairs * (old + tail) * (kept_count + value_width) < ALONE_BELOW
 
         def run(phase: int, most: int) -> None:
             taken[0], data[len(addresses)] = 0, phase
             call_in_threads(attend_few_at, data.ctypes.data, most, alone=alone)
 
         run(SCORED, pairs * splits)
-        while epsilon is not None and (told[:, DONE] < told[:, STOP]).any():
+        while epsilon is not None and (counts[:, DONE] < counts[:, STOP]).any():
             taken[:] = 0
             run(MORE_CHOSEN, pairs)
             run(READ, pairs * splits)
     del news
-    return Few(output, bound, torch.from_numpy(told[:, REAL:].sum(1)).view(batch, heads))
+    return Few(output, bound, torch.from_numpy(counts[:, REAL:].sum(1)).view(batch, heads))
 
 
 def _place_units(units: Units, stored: Stored, places: npt.NDArray[np.int64]) -> list[Tensor]:
     """Check the shapes of what is read in every step; write where pages' ranges, or channels' scores, are."""
-    (batch, heads, old, kept), count = stored.keys.shape, units.units
-    expected: dict[str, tuple[int, ...]] = {"counts": (batch, count), "reach": (batch, heads, kept)}
+    (batch, heads, old, kept_count), count = stored.keys.shape, units.units
+    expected: dict[str, tuple[int, ...]] = {"counts": (batch, count), "reach": (batch, heads, kept_count)}
     if isinstance(units, FirstChannels):
         expected["norms"] = batch, heads, old
-        expected["mean"] = batch, heads, kept - units.lead
+        expected["mean"] = batch, heads, kept_count - units.lead
         expected["codes"] = batch, heads, units.lead, -(-old // PADDED_TO) * PADDED_TO
         expected["levels"] = batch, heads, 3, units.lead
     elif isinstance(units, PageRanges):
-        expected["lower"] = expected["upper"] = batch, heads, -(-max(old - units.first, 0) // units.size) + 1, kept
+        expected["lower"] = expected["upper"] = (
+            batch,
+            heads,
+            -(-max(old - units.first, 0) // units.size) + 1,
+            kept_count,
+        )
     check_shapes({name: (getattr(units, name), shape) for name, shape in expected.items()})
     if isinstance(units, PageRanges):
         pair = [rowwise(units.lower), rowwise(units.upper)]

@@ -189,8 +189,8 @@ def _expected_enough(expected: Tensor, order: Tensor, dense: Tensor, top_p: floa
     whole = torch.logaddexp(dense, expected.logsumexp(-1))
     shares = (expected - whole[..., None]).exp().nan_to_num(nan=0.0)
     read = shares.gather(-1, _for_rows(order, expected.shape[2])).cumsum(-1)
-    wanted = shares.sum(-1, keepdim=True) - (1 - top_p)
-    lacking = ((read < wanted).sum(-1) + (wanted[..., 0] > 0)).amax(2)
+    needed = shares.sum(-1, keepdim=True) - (1 - top_p)
+    lacking = ((read < needed).sum(-1) + (needed[..., 0] > 0)).amax(2)
     return torch.maximum(least, lacking.clamp(max=order.shape[-1]))
 
 
@@ -214,12 +214,14 @@ def _additive(mask: Tensor | None, batch: int, heads: int, group: int) -> Tensor
     if mask is None:
         return None
     if mask.dtype == torch.bool:
-        found = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device).masked_fill(~mask, -torch.inf)
+        additive = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device).masked_fill(~mask, -torch.inf)
     else:  # the smallest number of its type stands for never
-        found = mask.double().masked_fill(mask <= torch.finfo(mask.dtype).min / 2, -torch.inf)
-    found = found[:, :, 0].expand(batch, heads * group if mask.shape[1] > 1 else 1, -1)
+        additive = mask.double().masked_fill(mask <= torch.finfo(mask.dtype).min / 2, -torch.inf)
+    additive = additive[:, :, 0].expand(batch, heads * group if mask.shape[1] > 1 else 1, -1)
     return (
-        found.view(batch, heads, group, -1) if mask.shape[1] > 1 else found[:, :, None].expand(batch, heads, group, -1)
+        additive.view(batch, heads, group, -1)
+        if mask.shape[1] > 1
+        else additive[:, :, None].expand(batch, heads, group, -1)
     )
 
 

@@ -21,7 +21,7 @@ from .forms import ABOUT, CODES, DRAWN, HASHED, JOINED, LEVELS, LONGEST, LOWER, 
 from .hashes import HashTables
 from .reference import Few
 from .stored import Stored
-from .tensors import ALONE_BELOW, TASKS, check, kept_of, place, place_step, unsupported_reason
+from .tensors import ALONE_BELOW, TASKS, check, place, place_step, stored_of, unsupported_reason
 
 
 def read_sample(
@@ -43,16 +43,16 @@ def read_sample(
     if reason is not None:
         raise CacheError(f"the compiled reading kernel cannot be used: {reason}; use its reference")
     batch, query_heads, _, width = query.shape
-    heads, old, kept = stored.keys.shape[1:]
+    heads, old, kept_count = stored.keys.shape[1:]
     (sinks, _, tail), value_width, group = stored.lengths, stored.tail_values.shape[3], query_heads // heads
     sides = tables.codes.shape[3]
     _check_shapes(query, stored, tables)
     # All tensors are kept alive until the kernel is done: it gets only their addresses.
-    places = kept_of(tables, stored, lambda places: _place_tables(tables, places))
+    places = stored_of(tables, stored, lambda places: _place_tables(tables, places))
     kind, news = place_step(places, query, stored, attention_mask)
     pairs = batch * heads
     splits = -(-TASKS // max(pairs, 1))
-    numbers = heads, group, width, kept, value_width, sinks, old, tail, tables.tables, tables.bits, sides, 0
+    numbers = heads, group, width, kept_count, value_width, sinks, old, tail, tables.tables, tables.bits, sides, 0
     sizes = np.array([*numbers, kind, splits], np.int64)
     scale = width**-0.5 if scaling is None else scaling
     factors = np.array([abs(scale), math.copysign(scale != 0, scale)], np.float64)
@@ -79,7 +79,7 @@ def read_sample(
         addresses += [output.data_ptr(), bound.data_ptr()]
         shapes = [HASHED, batch, query_heads, value_width, heads, padded_rows, splits, wide, tables.planes.shape[1]]
         data = np.array([*addresses, *shapes, words, about, rests, drawn.ctypes.data, states], np.int64)
-        alone = pairs * (old + tail) * (kept + value_width) < ALONE_BELOW
+        alone = pairs * (old + tail) * (kept_count + value_width) < ALONE_BELOW
         for phase, most in ((HASHED, pairs * splits), (DRAWN, pairs * splits), (JOINED, pairs)):
             taken[0], data[len(addresses)] = 0, phase
             call_in_threads(attend_sample_at, data.ctypes.data, most, alone=alone)
@@ -99,19 +99,19 @@ def _place_tables(tables: HashTables, places: npt.NDArray[np.int64]) -> list[Ten
 
 
 def _check_shapes(query: Tensor, stored: Stored, tables: HashTables) -> None:
-    batch, (heads, old, kept) = len(query), stored.keys.shape[1:]
+    batch, (heads, old, kept_count) = len(query), stored.keys.shape[1:]
     planes = tables.planes.shape[1]
     blocks, sides = -(-old // BITS), -(-planes // BITS_AT_ONCE) * BITS_AT_ONCE
     check(
         query,
         stored,
         {
-            "planes": (tables.planes, (kept, tables.tables * tables.bits)),
+            "planes": (tables.planes, (kept_count, tables.tables * tables.bits)),
             "codes": (tables.codes, (batch, heads, blocks, sides, BITS // 8)),
             "norms": (tables.norms, (batch, heads, old)),
-            "mean": (tables.mean, (batch, heads, kept)),
+            "mean": (tables.mean, (batch, heads, kept_count)),
             "highest": (tables.highest, (batch, planes + 1)),
             "counts": (tables.counts, (batch, old)),
-            "reach": (tables.reach, (batch, heads, kept)),
+            "reach": (tables.reach, (batch, heads, kept_count)),
         },
     )

@@ -69,12 +69,12 @@ def check(query: Tensor, stored: Stored, more: dict[str, tuple[Tensor, tuple[int
         Other tensors and what shapes they should have, by name.
     """
     batch, query_heads, _, width = query.shape
-    heads, old, kept = stored.keys.shape[1:]
+    heads, old, kept_count = stored.keys.shape[1:]
     (sinks, _, tail), value_width = stored.lengths, stored.tail_values.shape[3]
     check_lengths(sinks, old, tail, stored.old_values, stored.tail_values)
     expected: dict[str, tuple[int, ...]] = {
-        "keys": (batch, heads, old, kept),
-        "kept_indices": (batch, heads, kept),
+        "keys": (batch, heads, old, kept_count),
+        "kept_indices": (batch, heads, kept_count),
         "sink_keys": (batch, heads, sinks, width),
         "tail_keys": (batch, heads, tail, width),
         "old_values": (batch, heads, sinks + old, value_width),
@@ -109,7 +109,7 @@ class ReadAddresses(NamedTuple):
     alive: list[Tensor]
 
 
-def kept_of(
+def stored_of(
     units: Units | HashTables, stored: Stored, place_units: Callable[[npt.NDArray[np.int64]], list[Tensor]]
 ) -> npt.NDArray[np.int64]:
     """Return the locations of what is read in every step, listed once for as long as the tensors stay where they are.
@@ -121,20 +121,22 @@ def kept_of(
     place_units : callable
         Writes where the tensors of `units` are, but for `counts` and `reach`; returns those to keep alive.
     """
-    given = stored.keys, stored.kept_indices, stored.sink_keys, stored.old_values, units.counts, units.reach
-    where = tuple((t.data_ptr(), t.shape, t.stride()) for t in given)
-    found: ReadAddresses | None = units.places.get("found")
-    if found is not None and found.where == where:
-        return found.places.copy()
-    kept, counts = stored.kept_indices.to(torch.int64).contiguous(), units.counts.to(torch.int32).contiguous()
+    tensors = stored.keys, stored.kept_indices, stored.sink_keys, stored.old_values, units.counts, units.reach
+    where = tuple((t.data_ptr(), t.shape, t.stride()) for t in tensors)
+    addresses: ReadAddresses | None = units.places.get("addresses")
+    if addresses is not None and addresses.where == where:
+        return addresses.places.copy()
+    kept_indices, counts = stored.kept_indices.to(torch.int64).contiguous(), units.counts.to(torch.int32).contiguous()
     reach, rows = units.reach.contiguous(), [rowwise(t) for t in (stored.sink_keys, stored.keys, stored.old_values)]
     places = np.zeros((PLACES, 5), np.int64)
-    places[KEPT] = [kept.data_ptr(), 8 * kept.stride(0), 8 * kept.stride(1), 0, 8]
+    places[KEPT] = [kept_indices.data_ptr(), 8 * kept_indices.stride(0), 8 * kept_indices.stride(1), 0, 8]
     for row, tensor in zip((SINK_KEYS, OLD_KEYS, OLD_VALUES), rows, strict=True):
         places[row] = place(tensor)
     places[COUNTS], places[REACH] = [counts.data_ptr(), 4 * counts.stride(0), 0, 4, 0], [*place(reach), 0]
     # What was given is kept alive as well: as long as it is, nothing else can be at its address.
-    units.places["found"] = ReadAddresses(where, places, [*given, kept, counts, reach, *rows, *place_units(places)])
+    units.places["addresses"] = ReadAddresses(
+        where, places, [*tensors, kept_indices, counts, reach, *rows, *place_units(places)]
+    )
     return places.copy()
 
 

@@ -27,26 +27,26 @@ NOTHING, ZERO = np.float32(-np.inf), np.float32(0.0)
 
 
 @part
-def exponentials(at, size):
+def exponentials(address, size):
     """Replace a row of logits by powers of two, at most 1, and return their sum."""
     best = spread(NOTHING)
-    for place in range(at, at + size, WHOLE):
+    for place in range(address, address + size, WHOLE):
         best = greater(best, load(place))
     shift, sums = spread(greatest(best)), spread(ZERO)
-    for place in range(at, at + size, WHOLE):
-        found = exp2(load(place) - shift)
-        store(place, found)
-        sums = sums + found
+    for place in range(address, address + size, WHOLE):
+        power = exp2(load(place) - shift)
+        store(place, power)
+        sums = sums + power
     return total(sums)
 
 
 @part
-def add_four(at, step, size, weights, inverse, first, second):
+def add_four(address, step, size, weights, inverse, first, second):
     """Add the four rows' p and p², times their weights, to the sums."""
     i0, i1, i2, i3 = spread(inverse[0]), spread(inverse[1]), spread(inverse[2]), spread(inverse[3])
     w0, w1, w2, w3 = spread(weights[0]), spread(weights[1]), spread(weights[2]), spread(weights[3])
     for place in range(0, size, WHOLE):
-        row = at + place
+        row = address + place
         p0, p1 = load(row) * i0, load(row + step) * i1
         p2, p3 = load(row + 2 * step) * i2, load(row + 3 * step) * i3
         q0, q1, q2, q3 = p0 * w0, p1 * w1, p2 * w2, p3 * w3
@@ -109,29 +109,29 @@ def fill_tiles_at(data):
     Given are the addresses of the number of tiles taken so far, of the tiles ``(N, d, TILE)`` float32 and of the keys;
     then d, N, the number of keys, and how many bytes one is behind the one before.
     """
-    given = array_at(data, (7,), np.int64)
-    taken, width, tiles, length, step = array_at(given[0], (1,), np.int64), given[3], given[4], given[5], given[6]
+    table = array_at(data, (7,), np.int64)
+    taken, width, tiles, length, step = array_at(table[0], (1,), np.int64), table[3], table[4], table[5], table[6]
     rows = empty((TILE,), np.int64)
     while True:
         tile = add_one(taken)
         if tile >= tiles:
             return
         for i in range(TILE):
-            rows[i] = given[2] + min(tile * TILE + i, length - 1) * step
-        fill_tile(rows, width, given[1] + tile * width * TILE * BYTES)
+            rows[i] = table[2] + min(tile * TILE + i, length - 1) * step
+        fill_tile(rows, width, table[1] + tile * width * TILE * BYTES)
 
 
 @c_function("void(intp)")
 def add_received_at(data):
     """`add_received`, as threads call it: with the addresses of the arrays, and their sizes."""
-    given = array_at(data, (11,), np.int64)
-    rows, width, tiles, tasks = given[5], given[6], given[7], given[8]
+    table = array_at(data, (11,), np.int64)
+    rows, width, tiles, tasks = table[5], table[6], table[7], table[8]
     add_received(
-        array_at(given[0], (1,), np.int64),
-        array_at(given[1], (rows, width), np.float32),
-        array_at(given[2], (rows,), np.float32),
-        array_at(given[3], (tiles, width, TILE), np.float32),
-        array_at(given[4], (tasks, 2, tiles * TILE), np.float32),
-        given[9],
-        given[10],
+        array_at(table[0], (1,), np.int64),
+        array_at(table[1], (rows, width), np.float32),
+        array_at(table[2], (rows,), np.float32),
+        array_at(table[3], (tiles, width, TILE), np.float32),
+        array_at(table[4], (tasks, 2, tiles * TILE), np.float32),
+        table[9],
+        table[10],
     )

@@ -103,8 +103,8 @@ class SparseMoves(DenseMoves):
     def _weights(self, first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> Floats:
         from ..sparse.cpu.sums import fill_weights
 
-        fill_weights(self.W, first, second, found := np.empty(len(first)))
-        return found
+        fill_weights(self.W, first, second, output := np.empty(len(first)))
+        return output
 
     def anneal(self, hot: float, cold: float, proposals: int) -> int:
         """Make this many proposals, at temperatures from `hot` to `cold`; return how many exchanges were made."""

@@ -17,10 +17,10 @@ def cpu() -> bool:
     from . import cpu as compiled
 
     W, start, every = _case(torch.device("cpu"))
-    expected, found = start.clone(), start.numpy().copy()
+    expected, actual = start.clone(), start.numpy().copy()
     improve(W, expected, every, lambda done, active: active[: 0 if done >= STEPS else None])
-    compiled.improve(STEPS, tolerance(W.shape[-1]), W.numpy(), found, every.numpy(), np.zeros(len(W), np.int64))
-    return torch.equal(torch.from_numpy(found), expected)
+    compiled.improve(STEPS, tolerance(W.shape[-1]), W.numpy(), actual, every.numpy(), np.zeros(len(W), np.int64))
+    return torch.equal(torch.from_numpy(actual), expected)
 
 
 def gpu(device: torch.device) -> bool:

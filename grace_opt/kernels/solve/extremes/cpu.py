@@ -16,10 +16,10 @@ from .reference import Extremes
 def extremes_of(W: Tensor) -> Extremes:
     """As `reference.extremes`, with the batch shared among threads."""
     arrays = W.reshape(-1, *W.shape[-2:]).contiguous().numpy()
-    found = np.zeros(len(arrays), np.bool_), np.zeros(len(arrays)), np.zeros(len(arrays))
-    split_batch(extremes, (arrays, *found))
-    found[1][~found[0]] = 0.0
-    return Extremes(*(torch.from_numpy(one).reshape(W.shape[:-2]) for one in found))
+    outputs = np.zeros(len(arrays), np.bool_), np.zeros(len(arrays)), np.zeros(len(arrays))
+    split_batch(extremes, (arrays, *outputs))
+    outputs[1][~outputs[0]] = 0.0
+    return Extremes(*(torch.from_numpy(one).reshape(W.shape[:-2]) for one in outputs))
 
 
 @jit

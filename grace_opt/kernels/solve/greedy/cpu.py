@@ -31,33 +31,33 @@ def greedy_order(
     mask, rise = np.zeros(W.shape[:-1], dtype=np.bool_), np.zeros(len(order))
     # By numpy: torch would wake its threads, which then compete with ours.
     free = np.ascontiguousarray(candidates.numpy())
-    given = W.new_empty(len(W), 0) if scores is None else scores.contiguous()
-    arrays = W.contiguous().numpy(), given.numpy(), free, k.numpy(), order, mask, rise
+    initial = W.new_empty(len(W), 0) if scores is None else scores.contiguous()
+    arrays = W.contiguous().numpy(), initial.numpy(), free, k.numpy(), order, mask, rise
     split_batch(greedy, arrays, alone=W.numel() < ALONE_BELOW)
     return torch.from_numpy(order), torch.from_numpy(mask), torch.from_numpy(rise)
 
 
 @jit(
     ahead=[
-        void(f[:, :, ::1], given[:, ::1], b1[:, ::1], i8[::1], i8[:, ::1], b1[:, ::1], f8[::1])
-        for f, given in ((f4, f4), (f4, f8), (f8, f8))
+        void(f[:, :, ::1], initial[:, ::1], b1[:, ::1], i8[::1], i8[:, ::1], b1[:, ::1], f8[::1])
+        for f, initial in ((f4, f4), (f4, f8), (f8, f8))
     ]
 )
-def greedy(W, given, candidates, k, order, mask, rise):
+def greedy(W, initial, candidates, k, order, mask, rise):
     """Fill `order`, `mask` (which is False), and `rise` with the sum of the scores taken.
 
-    The initial scores are `given`, (B, n); if it has no columns, the diagonal of the candidates.
+    The initial scores are `initial`, (B, n); if it has no columns, the diagonal of the candidates.
     """
     size, n = candidates.shape
     line = CACHE_LINE // W.itemsize
-    diagonal = given.shape[1] == 0
-    scores, lowest = np.empty((TOGETHER, n), given.dtype), np.empty(TOGETHER, given.dtype)
+    diagonal = initial.shape[1] == 0
+    scores, lowest = np.empty((TOGETHER, n), initial.dtype), np.empty(TOGETHER, initial.dtype)
     for start in range(0, size, TOGETHER):
         stop = min(start + TOGETHER, size)
         for b in range(start, stop):
             here = scores[b - start]
             for i in range(n):
-                here[i] = (W[b, i, i] if candidates[b, i] else np.inf) if diagonal else given[b, i]
+                here[i] = (W[b, i, i] if candidates[b, i] else np.inf) if diagonal else initial[b, i]
             rise[b] = 0.0
             lowest[b - start] = least(here)
         steps = 0

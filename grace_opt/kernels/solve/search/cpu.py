@@ -146,13 +146,13 @@ def search(W, A, F, H, status, X, C, E, consts, bounds, top, best, best_x, slack
             repair(x[:free], float(rest))
             base = const[0] + const[1]
             target = best - slack - base
-            found, last, _ = minimise(
+            dual, last, _ = minimise(
                 B, c[:free], rest, x[:free], g[:free], ordered[:free], target, RTOL, STEPS_PER_VERTEX * free
             )
-            bounds[top] = max(bounds[top], found + base)
+            bounds[top] = max(bounds[top], dual + base)
             for r in range(free):
                 X[top, index[r]] = x[r]
-            if found >= target:
+            if dual >= target:
                 break
             margin = target - last
             below, above = ordered[rest - 1], ordered[rest]

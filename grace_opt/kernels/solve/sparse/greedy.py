@@ -101,6 +101,6 @@ def path_of(graph: Graph, order: Tensor) -> Tensor:
     """
     from .cpu import greedy
 
-    found = np.full(len(graph.nodes) + 1, np.inf)
-    greedy.path(graph, order[0].numpy(), found[: order.shape[-1] + 1])
-    return torch.from_numpy(found)[None]
+    values = np.full(len(graph.nodes) + 1, np.inf)
+    greedy.path(graph, order[0].numpy(), values[: order.shape[-1] + 1])
+    return torch.from_numpy(values)[None]

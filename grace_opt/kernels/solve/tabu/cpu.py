@@ -94,10 +94,10 @@ def scales(W, heavy):
 @part
 def forgotten(row, g, grain):
     """Return whether a leaving weight is so large that a remaining sum is mere rounding error."""
-    found = False
+    result = False
     for v in range(len(g)):
-        found |= abs(row[v]) > DWARFS * max(abs(g[v]), grain)
-    return found
+        result |= abs(row[v]) > DWARFS * max(abs(g[v]), grain)
+    return result
 
 
 @part(fastmath={"nnan", "nsz", "reassoc"})
@@ -119,7 +119,7 @@ def best_exchange(W, weight, top, x, g, prices, until, now, wish, rng):
     entering, of entering where not tabu, and each row's best. Returns (change, i, j), i = -1: none.
     """
     n = W.shape[0]
-    leave, enter, allowed, found = prices[0], prices[1], prices[2], prices[3]
+    leave, enter, allowed, row_best = prices[0], prices[1], prices[2], prices[3]
     low, low_allowed, first = np.inf, np.inf, -1
     for v in range(n):
         if x[v]:
@@ -137,22 +137,22 @@ def best_exchange(W, weight, top, x, g, prices, until, now, wish, rng):
     if first >= 0:  # an early good exchange rules out more
         best = leave[first] + least_entry(allowed, W[first])
     for i in range(n):
-        found[i] = np.inf
+        row_best[i] = np.inf
         if not x[i]:
             continue
         floor = leave[i] - 2.0 * top[i]
         if until[i] <= now and floor + low_allowed <= best:
-            found[i] = leave[i] + least_entry(allowed, W[i])
+            row_best[i] = leave[i] + least_entry(allowed, W[i])
         if floor + low < wish and floor + low <= best:
             anyway = leave[i] + least_entry(enter, W[i])
             if anyway < wish:
-                found[i] = min(found[i], anyway)
-        best = min(best, found[i])
+                row_best[i] = min(row_best[i], anyway)
+        best = min(best, row_best[i])
     bi, bj, ties = -1, -1, 0
     if best == np.inf:
         return best, bi, bj
     for i in range(n):
-        if found[i] != best:
+        if row_best[i] != best:
             continue
         tabu_too = best < wish
         for j in range(n):

@@ -62,50 +62,50 @@ SINKS, SINK_KEYS, SINK_VALUES, KEY_BASIS, VALUE_BASIS, IN_SINKS, OF_SEQUENCE = 0
 
 
 @part
-def arrays_at(given):
+def arrays_at(table):
     """The arrays of `attend`, of whose addresses and lengths the host made a table: see `coded_attention`."""
     pairs, batch, rows, wide, news, count, units, value_wide = (
-        given[0],
-        given[1],
-        given[2],
-        given[3],
-        given[4],
-        given[5],
-        given[6],
-        given[7],
+        table[0],
+        table[1],
+        table[2],
+        table[3],
+        table[4],
+        table[5],
+        table[6],
+        table[7],
     )
     return (
-        array_at(given[8], (SEQUENCES + batch * OF_SEQUENCE + pairs,), np.int64),
-        array_at(given[9], (count, 5), np.int64),
-        array_at(given[10], (units, FIELDS), np.int64),
-        array_at(given[11], (3,), np.float32),
-        array_at(given[12], (2, pairs, rows, wide), np.float32),
-        array_at(given[13], (pairs, rows, news), np.float32),
-        array_at(given[14], (2, count, rows), np.float32),
-        array_at(given[15], (count, rows, value_wide), np.float32),
+        array_at(table[8], (SEQUENCES + batch * OF_SEQUENCE + pairs,), np.int64),
+        array_at(table[9], (count, 5), np.int64),
+        array_at(table[10], (units, FIELDS), np.int64),
+        array_at(table[11], (3,), np.float32),
+        array_at(table[12], (2, pairs, rows, wide), np.float32),
+        array_at(table[13], (pairs, rows, news), np.float32),
+        array_at(table[14], (2, count, rows), np.float32),
+        array_at(table[15], (count, rows, value_wide), np.float32),
     )
 
 
 @part
-def clear_all(at, count):
+def clear_all(address, count):
     """Make `count` numbers from an address on zeros, a multiple of what `WHOLE` bytes hold."""
-    for place in range(at, at + count * BYTES, WHOLE):
+    for place in range(address, address + count * BYTES, WHOLE):
         store(place, spread(ZERO))
 
 
 @part
 def head_of(sizes, tensor, b, h):
     """The address of a head of a tensor, and the bytes from token to token; `tensor` is one of `TAIL_KEYS` ...."""
-    at = sizes[tensor] + (b * sizes[tensor + 1] + h * sizes[tensor + 2]) * BYTES
-    return at, sizes[tensor + 3] * BYTES
+    address = sizes[tensor] + (b * sizes[tensor + 1] + h * sizes[tensor + 2]) * BYTES
+    return address, sizes[tensor + 3] * BYTES
 
 
 @c_function("void(intp)")
 def prepare_at(data):
     """Scale the queries of each group, and multiply them by the basis of the keys; no sums of values are known yet, and
     no logits of the newest tokens."""
-    given = array_at(data, (19,), np.int64)
-    sizes, _, _, scales, queries, newest, ends, products = arrays_at(given)
+    table = array_at(data, (19,), np.int64)
+    sizes, _, _, scales, queries, newest, ends, products = arrays_at(table)
     heads, group, length, width = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[WIDTH]
     step, of_batch, of_head = queries.shape[3] * BYTES, sizes[QUERY + 1] * BYTES, sizes[QUERY + 2] * BYTES
     steps = of_head, sizes[QUERY + 3] * BYTES, sizes[QUERY + 4] * BYTES
@@ -116,8 +116,8 @@ def prepare_at(data):
         full, turned, b, h = queries[0, pair], queries[1, pair], pair // heads, pair % heads
         own = sizes[SEQUENCES + b * OF_SEQUENCE :]
         basis = own[KEY_BASIS] + h * own[KEY_BASIS + 1]
-        at = sizes[QUERY] + b * of_batch + h * group * of_head
-        read_queries(at, *steps, group * length, length, width, scales[0], full)
+        source = sizes[QUERY] + b * of_batch + h * group * of_head
+        read_queries(source, *steps, group * length, length, width, scales[0], full)
         for row in range(0, full.shape[0], ROWS):
             if basis:
                 four, out = start_of(full[row]), start_of(turned[row])
@@ -151,8 +151,8 @@ def open_unit(units, unit, tensor, width, split, place, workspace, longer):
         size *= 0
     if a == b:
         return a, b, end, offset, stride, b - a
-    given = units[unit, tensor:], stride, width, offset, size, more
-    behind = sort_channels(*given, levels, order, addresses, scales, means, starts)
+    arguments = units[unit, tensor:], stride, width, offset, size, more
+    behind = sort_channels(*arguments, levels, order, addresses, scales, means, starts)
     beyond = behind, units[unit, tensor + END]
     offset, stride, whole = read_from(addresses, starts, offset, stride, b - a, beyond, longer)
     return a, b, end, offset, stride, whole
@@ -207,7 +207,7 @@ def attend_coded(
         Written: logits of tokens among the newest.
     state : (rows,), (rows,), (rows, …)
         Written: maxima, sums and products of the rows.
-    room
+    workspace
         What `make_workspace` returns.
     none
         `no_sums_of_four`, or of three.
@@ -240,14 +240,14 @@ def attend_coded(
         scale_queries(turned, width, order, scales, means, constants, scaled)
         to = start_of(logits) + place * BYTES
         of_rows = start_of(scaled), query_step, constants, books, book_step
-        at, step, some = start_of(addresses), stride, whole
+        source, step, tokens = start_of(addresses), stride, whole
         for rest in range(2):  # one call is one copy of the loops
             if rest and whole < b - a:
                 copy_rest(addresses, starts, (a + whole) // 8, stride, (b - a - whole + 7) // 8, WIDTHS, bits, bits_at)
-                at, offset, step, some, to = start_of(bits_at), 0, BLOCK_STEP, BLOCK, to + whole * BYTES
+                source, offset, step, tokens, to = start_of(bits_at), 0, BLOCK_STEP, BLOCK, to + whole * BYTES
             elif rest:
                 break
-            add_logits(at, starts, offset, step, some, *of_rows, to, logit_step, none, (octets, upcoming), longer)
+            add_logits(source, starts, offset, step, tokens, *of_rows, to, logit_step, none, (octets, upcoming), longer)
         for row in range(rows):
             line = logits[row]
             if softcap:
@@ -279,14 +279,14 @@ def attend_coded(
         clear(totals, value_width)
         shares = start_of(logits) + place * BYTES
         of_rows = logit_step, books, book_step, start_of(totals)
-        at, step, some = start_of(addresses), stride, whole
+        source, step, tokens = start_of(addresses), stride, whole
         for rest in range(2):
             if rest and whole < b - a:
                 copy_rest(addresses, starts, (a + whole) // 8, stride, (b - a - whole + 7) // 8, WIDTHS, bits, bits_at)
-                at, offset, step, some, shares = start_of(bits_at), 0, BLOCK_STEP, BLOCK, shares + whole * BYTES
+                source, offset, step, tokens, shares = start_of(bits_at), 0, BLOCK_STEP, BLOCK, shares + whole * BYTES
             elif rest:
                 break
-            add_values(at, starts, offset, step, some, shares, *of_rows, none, (octets, upcoming), longer)
+            add_values(source, starts, offset, step, tokens, shares, *of_rows, none, (octets, upcoming), longer)
         add_products(logits[:rows], place, end, totals, value_width, order, scales, means, made)
         place = end
     add_rows(made, value_width, products)
@@ -305,11 +305,11 @@ def attend_dense(dense, counts, widths, first, queries, hidden, softcap, outer, 
     kind, masks, mask_step, last_columns = hidden
     to, four = start_of(logits), start_of(queries)
     query_step, logit_step = queries.shape[1] * BYTES, logits.shape[1] * BYTES
-    keys, key_step, count, at = dense[0][0], dense[0][1], sinks, to
+    keys, key_step, count, place = dense[0][0], dense[0][1], sinks, to
     for in_tail in range(2):  # one call is one copy of the loops
         if in_tail:
-            keys, key_step, count, at = dense[2][0], dense[2][1], tail, to + sinks * BYTES
-        logits_by_token(four, query_step, keys, key_step, width, count, at, logit_step)
+            keys, key_step, count, place = dense[2][0], dense[2][1], tail, to + sinks * BYTES
+        logits_by_token(four, query_step, keys, key_step, width, count, place, logit_step)
     for row in range(min(ROWS, last_columns.shape[0] - first)):
         line = logits[row]
         if softcap:
@@ -325,11 +325,11 @@ def attend_dense(dense, counts, widths, first, queries, hidden, softcap, outer, 
             newest[row, newest.shape[1] - known + t] = line[sinks + tail - known + t]
         largest[row], _, sums[row] = turn_into_shares(line, sinks + tail, NOTHING)
     out, out_step = start_of(products), products.shape[1] * BYTES
-    values, value_step, count, at = dense[1][0], dense[1][1], sinks, to
+    values, value_step, count, place = dense[1][0], dense[1][1], sinks, to
     for in_tail in range(2):
         if in_tail:
-            values, value_step, count, at = dense[3][0], dense[3][1], tail, to + sinks * BYTES
-        add_dense_values(at, logit_step, values, value_step, value_width, count, out, out_step)
+            values, value_step, count, place = dense[3][0], dense[3][1], tail, to + sinks * BYTES
+        add_dense_values(place, logit_step, values, value_step, value_width, count, out, out_step)
 
 
 @part
@@ -415,7 +415,7 @@ def tasks_of_pair(tasks, task):
 
 
 @part
-def join(given, arrays, pair, first, last):
+def join(table, arrays, pair, first, last):
     """Combine the tasks of a pair, from the first to the one before the last; add up what the newest tokens receive.
 
     The output is (B, L, H_q, d_v); received (pairs, 3, newest tokens): sums over queries of p and p², each the mean of
@@ -423,10 +423,10 @@ def join(given, arrays, pair, first, last):
     """
     sizes, tasks, _, _, _, newest, ends, products = arrays
     heads, group, length, width = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[VALUE_WIDTH]
-    output = array_at(given[17], (given[1], length, heads * group, width), np.float32)
+    output = array_at(table[17], (table[1], length, heads * group, width), np.float32)
     news, known = sizes[NEWS], sizes[IN_BEFORE]
-    received = array_at(given[18], (given[0], 3, news), np.float32)
-    before, sums = array_at(sizes[BEFORE], (given[0], 3, known), np.float32), zeros((3, given[4]), np.float32)
+    received = array_at(table[18], (table[0], 3, news), np.float32)
+    before, sums = array_at(sizes[BEFORE], (table[0], 3, known), np.float32), zeros((3, table[4]), np.float32)
     rows, shape, step = group * length, (products.shape[1], products.shape[2]), products.shape[2] * BYTES
     tops, divisors = zeros((rows,), np.float32), zeros((rows,), np.float32)
     coded, dense = zeros(shape, np.float32), zeros(shape, np.float32)
@@ -448,8 +448,8 @@ def join(given, arrays, pair, first, last):
     basis = own[VALUE_BASIS] + h * own[VALUE_BASIS + 1]
     for row in range(0, rows, ROWS):
         if basis:
-            at, out = start_of(coded[row]), start_of(dense[row])
-            add_dense_values(at, step, basis, width * BYTES, width, width, out, step)
+            source, out = start_of(coded[row]), start_of(dense[row])
+            add_dense_values(source, step, basis, width * BYTES, width, width, out, step)
         else:
             for other in range(row, row + ROWS):
                 for c in range(width):
@@ -461,10 +461,10 @@ def join(given, arrays, pair, first, last):
         new, head = row % length, h * group + row // length
         for c in range(width):
             output[b, new, head, c] = dense[row, c] / divisors[row]
-        at, to, to_squares = start_of(newest[pair, row]), start_of(sums[0]), start_of(sums[1])
+        source, to, to_squares = start_of(newest[pair, row]), start_of(sums[0]), start_of(sums[1])
         top, factor = spread(tops[row]), spread(np.float32(1.0) / divisors[row])
         for place in range(0, sums.shape[1] * BYTES, WHOLE):
-            p = exp2(load(at + place) - top) * factor
+            p = exp2(load(source + place) - top) * factor
             store(to + place, load(to + place) + share * p)
             store(to_squares + place, load(to_squares + place) + share * p * p)
     for kind in range(3):
@@ -475,7 +475,7 @@ def join(given, arrays, pair, first, last):
 
 
 @part
-def attend(given, none):
+def attend(table, none):
     """Process the tasks not taken yet; write to their rows of maxima, sums and products. Who is done with the last one
     of a pair joins them.
 
@@ -488,7 +488,7 @@ def attend(given, none):
       tokens padded)``: logits of the newest tokens;
     - ends ``(2, tasks, rows padded)``: maxima and sums; products ``(tasks, rows padded, width of values padded)``.
     """
-    arrays = arrays_at(given)
+    arrays = arrays_at(table)
     sizes, tasks = arrays[0], arrays[1]
     workspaces = make_workspaces(sizes)
     turn = empty((1,), np.int64)
@@ -498,11 +498,11 @@ def attend(given, none):
     task = add_one(sizes)
     while task < tasks.shape[0]:
         turn[0] = UNKNOWN
-        attend_task(task, arrays, given[16], workspaces, none, turn, longer)
+        attend_task(task, arrays, table[16], workspaces, none, turn, longer)
         pair = tasks[task, 0]
         first, last = tasks_of_pair(tasks, task)
-        if add_one(sizes[SEQUENCES + given[1] * OF_SEQUENCE + pair :]) == last - first - 1:
-            join(given, arrays, pair, first, last)
+        if add_one(sizes[SEQUENCES + table[1] * OF_SEQUENCE + pair :]) == last - first - 1:
+            join(table, arrays, pair, first, last)
         task = turn[0] if turn[0] != UNKNOWN else add_one(sizes)
 
 
@@ -521,10 +521,10 @@ def attend_three_at(data):
 @c_function("void(intp)")
 def join_at(data):
     """`join` of each pair, whose tasks are done."""
-    given = array_at(data, (19,), np.int64)
-    arrays = arrays_at(given)
+    table = array_at(data, (19,), np.int64)
+    arrays = arrays_at(table)
     tasks = arrays[1]
     for task in range(tasks.shape[0]):
         first, last = tasks_of_pair(tasks, task)
         if first == task:
-            join(given, arrays, tasks[task, 0], first, last)
+            join(table, arrays, tasks[task, 0], first, last)

@@ -90,7 +90,7 @@ def read_as(level, longer):
 
 
 @part
-def fetch(at, size, stride, planes):
+def fetch(address, size, stride, planes):
     """Bring `size` bytes of each plane into the processor's caches, from an address in the first plane on.
 
     These are hundreds of streams, more than the processor predicts. They are read, many at the same time; of as many
@@ -98,18 +98,22 @@ def fetch(at, size, stride, planes):
     """
     seen = np.int64(0)
     for _ in range(planes):
-        for line in range(at, at + size - 1, CACHE_LINE):
+        for line in range(address, address + size - 1, CACHE_LINE):
             seen += np.int64(load_byte(line))
-        seen += np.int64(load_byte(at + size - 1))
-        at += stride
+        seen += np.int64(load_byte(address + size - 1))
+        address += stride
     compute(seen)
 
 
 @part
 def level_of(bits, skip, number):
     """The index of a channel's width."""
-    at, shift = bits + number // 8, number % 8
-    low, middle, high = np.int64(load_byte(at)), np.int64(load_byte(at + skip)), np.int64(load_byte(at + 2 * skip))
+    address, shift = bits + number // 8, number % 8
+    low, middle, high = (
+        np.int64(load_byte(address)),
+        np.int64(load_byte(address + skip)),
+        np.int64(load_byte(address + 2 * skip)),
+    )
     return (low >> shift & 1) | (middle >> shift & 1) << 1 | (high >> shift & 1) << 2
 
 
@@ -127,14 +131,14 @@ def safe_part(count, offset, stride, behind, end):
 def copy_rest(places, starts, offset, step, count, planes, copies, copy_places):
     """Copy bytes of every plane from an offset on, fewer than `BLOCK_STEP`, to where as many may be read; `planes` says
     how many planes a channel of each width has."""
-    at, copies_address = 0, start_of(copies)
+    place, copies_address = 0, start_of(copies)
     for level in range(1, 8):
         for i in range(starts[level], starts[level + 1]):
-            copy_places[i] = copies_address + at
+            copy_places[i] = copies_address + place
             for plane in range(planes[level]):
                 for byte in range(count):
-                    copies[at + byte] = load_byte(places[i] + offset + plane * step + byte)
-                at += BLOCK_STEP
+                    copies[place + byte] = load_byte(places[i] + offset + plane * step + byte)
+                place += BLOCK_STEP
 
 
 @part

@@ -41,18 +41,18 @@ def read_longer(places, starts, offset, stride, count, workspace):
     to = start_of(workspace)
     for slot in range(1, ALL):
         for i in range(starts[slot], starts[slot + 1]):
-            at, planes = places[i] + offset, READ_BITS[slot]
+            source, planes = places[i] + offset, READ_BITS[slot]
             places[i] = to
             if slot != LAST + 1:
-                before = np.int64(load_byte(at - 1)) if offset > 0 else offset * 0
-                own = array_at(at, (size,), np.uint8)
+                before = np.int64(load_byte(source - 1)) if offset > 0 else offset * 0
+                own = array_at(source, (size,), np.uint8)
                 lengthen(own, before, array_at(to, (size,), np.uint8), array_at(to + step, (size,), np.uint8))
-                to, at, planes = to + 2 * step, at + stride, planes - 2
+                to, source, planes = to + 2 * step, source + stride, planes - 2
             for _ in range(planes):
-                own, other = array_at(at, (size,), np.uint8), array_at(to, (size,), np.uint8)
+                own, other = array_at(source, (size,), np.uint8), array_at(to, (size,), np.uint8)
                 for byte in range(size):
                     other[byte] = own[byte]
-                to, at = to + step, at + stride
+                to, source = to + step, source + stride
     return step
 
 

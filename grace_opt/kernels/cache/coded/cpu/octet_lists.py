@@ -57,7 +57,7 @@ def make_octets(width):
 
 
 @part
-def make_some(octets, first, last, at, size):
+def make_some(octets, first, last, offset, size):
     """Write the bytes of the octets from `first` on, those of the same line of tokens side by side.
 
     They are made of `size` bytes from a place of each plane on. Returns where they begin, and how many bytes it is from
@@ -65,25 +65,25 @@ def make_some(octets, first, last, at, size):
     """
     entries, to, step = octets[0], start_of(octets[5]), (last - first) * LINE
     for i in range(first, last):
-        octet, place = start_of(entries[i]), at
-        if WIDEST < SIXTEEN and size < LINE and leaves_page(octet, at):
-            copied, place = octets[8], at * 0 + 1
-            copy_planes(octet, at, size, octets[7], copied)
+        octet, place = start_of(entries[i]), offset
+        if WIDEST < SIXTEEN and size < LINE and leaves_page(octet, offset):
+            copied, place = octets[8], offset * 0 + 1
+            copy_planes(octet, offset, size, octets[7], copied)
             octet = start_of(copied)
         make_octet(octet, place, size, to + (i - first) * LINE, step)
     return to, step
 
 
 @part
-def copy_planes(octet, at, size, copies, copied):
+def copy_planes(octet, offset, size, copies, copied):
     """Copy `size` bytes of each plane, and the one before them, or 0; write what is said of the copies."""
     for place in range(PLANES, ENTRY):
         copied[place] = load_place(octet + place * PLACE)
     for plane in range(PLANES):
-        given = load_place(octet + plane * PLACE) + at
-        copies[plane, 0] = load_byte(given - 1) if at > 0 else np.uint8(at)
+        source = load_place(octet + plane * PLACE) + offset
+        copies[plane, 0] = load_byte(source - 1) if offset > 0 else np.uint8(offset)
         for byte in range(size):
-            copies[plane, 1 + byte] = load_byte(given + byte)
+            copies[plane, 1 + byte] = load_byte(source + byte)
         copied[plane] = start_of(copies[plane])
 
 
@@ -132,8 +132,8 @@ def list_signs(places, starts, step, books, book_step, queries, query_step, rows
         to = start_of(factors) + octet * 2 * rows * WHOLE
         for half in range(2):
             for row in range(rows):
-                given = start_of(weights[row]) + (octet * PLANES + half * HALF) * BYTES
-                store_sums_of_signs(given, to + (row + half * rows) * WHOLE)
+                source = start_of(weights[row]) + (octet * PLANES + half * HALF) * BYTES
+                store_sums_of_signs(source, to + (row + half * rows) * WHOLE)
     return count
 
 
@@ -160,13 +160,13 @@ def list_pairs(places, starts, step, first, last, octets, count, trellis):
 def list_channels(places, starts, step, books, book_step, first, count, octets, trellis):
     """List channels from the first one of a width on, behind `count` octets; write where each kind of them ends."""
     entries, ends = octets[0], octets[2]
-    given, last = (places, starts, step), first * 0 + LAST_OF_TWO
+    sources, last = (places, starts, step), first * 0 + LAST_OF_TWO
     if LAST_OF_FEW:
         few = first * 0 + LAST_OF_FEW
-        count = list_pairs(*given, first, few, octets, count, trellis)
+        count = list_pairs(*sources, first, few, octets, count, trellis)
         first = few + 1
     ends[0] = count
-    count = list_pairs(*given, first, last, octets, count, trellis)
+    count = list_pairs(*sources, first, last, octets, count, trellis)
     ends[1] = count
     for kind in range(2, KINDS):
         level = LAST_OF_TWO + kind - 1
@@ -200,11 +200,11 @@ def list_keys(places, starts, step, books, book_step, queries, query_step, rows,
         signs = list_signs(places, starts, step, books, book_step, queries, query_step, rows, octets, trellis)
         first, to = first + 2, to + signs * 2 * rows * WHOLE
     list_channels(places, starts, step, books, book_step, first, signs, octets, trellis)
-    given = queries, query_step, rows
+    query_rows = queries, query_step, rows
     if LAST_OF_FEW:
-        to = put_queries(*given, starts[first], starts[LAST_OF_FEW + 1], to)
+        to = put_queries(*query_rows, starts[first], starts[LAST_OF_FEW + 1], to)
         first += LAST_OF_FEW
-    to = put_queries(*given, starts[first], starts[LAST_OF_TWO + 1], to)
+    to = put_queries(*query_rows, starts[first], starts[LAST_OF_TWO + 1], to)
     for i in range(starts[LAST_OF_TWO + 1], starts[ALL]):
         for row in range(rows):
             query = load_one(queries + row * query_step + i * BYTES)

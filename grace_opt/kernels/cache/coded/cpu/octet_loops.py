@@ -73,10 +73,10 @@ def read_from(places, starts, offset, stride, count, beyond, longer):
 @part
 def is_trellis(starts, longer):
     """1 if codes are those of a trellis, else 0; no literal, as the parts would be compiled for it, too."""
-    found = starts[0]
+    trellis = starts[0]
     if longer is not None and longer.shape[0] > 0:
-        found += 1
-    return found
+        trellis += 1
+    return trellis
 
 
 @part
@@ -90,8 +90,8 @@ def add_logits(
     """
     octets, upcoming = workspace
     rows = len(none) // VECTORS
-    given = places, starts, step, books, book_step, queries, query_step, rows, octets
-    list_keys(*given, is_trellis(starts, longer))
+    arguments = places, starts, step, books, book_step, queries, query_step, rows, octets
+    list_keys(*arguments, is_trellis(starts, longer))
     entries, ends, more, few = start_of(octets[0]), octets[2], rows * OF_FIRST, 2 * rows * BYTES
     factors = start_of(octets[1])
     others = factors + ends[0] * (more - few)
@@ -101,20 +101,20 @@ def add_logits(
         line, next_line = make_some(octets, starts[0], ends[KINDS - 1], offset + t // 8, size)
         for block in range(t, t + size * 8, BLOCK):
             sums = add_to_rows(start_of(constants), none)
-            some = ends[KINDS - 1] * BLOCK_STEP // (PLACE * KINDS) + 1
-            prefetch(octets, upcoming, some)
+            lines = ends[KINDS - 1] * BLOCK_STEP // (PLACE * KINDS) + 1
+            prefetch(octets, upcoming, lines)
             for i in range(ends[0]):
                 sums = keys_of_first(entries + i * SIZE, line + i * LINE, factors + i * more, sums)
-            prefetch(octets, upcoming, some)
+            prefetch(octets, upcoming, lines)
             for i in range(ends[0], ends[1]):
                 sums = keys_of_two(entries + i * SIZE, line + i * LINE, others + i * few, sums)
-            prefetch(octets, upcoming, some)
+            prefetch(octets, upcoming, lines)
             for i in range(ends[1], ends[2]):
                 sums = keys_of_five(entries + i * SIZE, line + i * LINE, others + i * few, sums)
-            prefetch(octets, upcoming, some)
+            prefetch(octets, upcoming, lines)
             for i in range(ends[2], ends[3]):
                 sums = keys_of_six(entries + i * SIZE, line + i * LINE, others + i * few, sums)
-            prefetch(octets, upcoming, some)
+            prefetch(octets, upcoming, lines)
             for i in range(ends[3], ends[4]):
                 sums = keys_of_eight(entries + i * SIZE, line + i * LINE, others + i * few, sums)
             if longer is not None:
@@ -140,59 +140,59 @@ def add_values(
     if count == 0:
         return
     for t in range(0, count, LINE * 8):
-        size, at = min((count - t + 7) // 8, LINE), shares + t * BYTES
+        size, begin = min((count - t + 7) // 8, LINE), shares + t * BYTES
         lines = (size + PLACE - 1) // PLACE  # an eighth of the tokens' bytes
-        stop = at + (size + BLOCK_STEP - 1) // BLOCK_STEP * BLOCK * BYTES
+        stop = begin + (size + BLOCK_STEP - 1) // BLOCK_STEP * BLOCK * BYTES
         for first in range(0, every, TOGETHER):
             last = min(first + TOGETHER, every)
             line, next_line = make_some(octets, first, last, offset + t // 8, size)
             line -= first * LINE
             if LAST_OF_FEW:
                 for i in range(first, min(last, ends[0])):
-                    found, own = none, line + i * LINE
-                    for share in range(at, stop, BLOCK * BYTES):
-                        found = values_of_few(entries + i * SIZE, own, share, share_step, found)
-                        own = next_block(own, next_line, (share - at) // BYTES + BLOCK)
+                    products, own = none, line + i * LINE
+                    for share in range(begin, stop, BLOCK * BYTES):
+                        products = values_of_few(entries + i * SIZE, own, share, share_step, products)
+                        own = next_block(own, next_line, (share - begin) // BYTES + BLOCK)
                     prefetch(octets, upcoming, lines)
-                    add_to_two(found, totals + i * more, t)
+                    add_to_two(products, totals + i * more, t)
             for i in range(max(first, ends[0]), min(last, ends[1])):
-                found, own = none, line + i * LINE
-                for share in range(at, stop, BLOCK * BYTES):
-                    found = values_of_two(entries + i * SIZE, own, share, share_step, found)
-                    own = next_block(own, next_line, (share - at) // BYTES + BLOCK)
+                products, own = none, line + i * LINE
+                for share in range(begin, stop, BLOCK * BYTES):
+                    products = values_of_two(entries + i * SIZE, own, share, share_step, products)
+                    own = next_block(own, next_line, (share - begin) // BYTES + BLOCK)
                 prefetch(octets, upcoming, lines)
-                add_to_two(found, totals + i * more, t)
+                add_to_two(products, totals + i * more, t)
             for i in range(max(first, ends[1]), min(last, ends[2])):
-                found, own = none, line + i * LINE
-                for share in range(at, stop, BLOCK * BYTES):
-                    found = values_of_five(entries + i * SIZE, own, share, share_step, found)
-                    own = next_block(own, next_line, (share - at) // BYTES + BLOCK)
+                products, own = none, line + i * LINE
+                for share in range(begin, stop, BLOCK * BYTES):
+                    products = values_of_five(entries + i * SIZE, own, share, share_step, products)
+                    own = next_block(own, next_line, (share - begin) // BYTES + BLOCK)
                 prefetch(octets, upcoming, lines)
-                add_to_one(found, totals + i * more, t)
+                add_to_one(products, totals + i * more, t)
             for i in range(max(first, ends[2]), min(last, ends[3])):
-                found, own = none, line + i * LINE
-                for share in range(at, stop, BLOCK * BYTES):
-                    found = values_of_six(entries + i * SIZE, own, share, share_step, found)
-                    own = next_block(own, next_line, (share - at) // BYTES + BLOCK)
+                products, own = none, line + i * LINE
+                for share in range(begin, stop, BLOCK * BYTES):
+                    products = values_of_six(entries + i * SIZE, own, share, share_step, products)
+                    own = next_block(own, next_line, (share - begin) // BYTES + BLOCK)
                 prefetch(octets, upcoming, lines)
-                add_to_one(found, totals + i * more, t)
+                add_to_one(products, totals + i * more, t)
             for i in range(max(first, ends[3]), min(last, ends[4])):
-                found, own = none, line + i * LINE
-                for share in range(at, stop, BLOCK * BYTES):
-                    found = values_of_eight(entries + i * SIZE, own, share, share_step, found)
-                    own = next_block(own, next_line, (share - at) // BYTES + BLOCK)
+                products, own = none, line + i * LINE
+                for share in range(begin, stop, BLOCK * BYTES):
+                    products = values_of_eight(entries + i * SIZE, own, share, share_step, products)
+                    own = next_block(own, next_line, (share - begin) // BYTES + BLOCK)
                 prefetch(octets, upcoming, lines)
-                add_to_one(found, totals + i * more, t)
+                add_to_one(products, totals + i * more, t)
             if longer is not None:
                 for i in range(max(first, ends[4]), min(last, ends[5])):
-                    found, own = none, line + i * LINE
-                    for share in range(at, stop, BLOCK * BYTES):
-                        found = values_of_seven(entries + i * SIZE, own, share, share_step, found)
-                        own = next_block(own, next_line, (share - at) // BYTES + BLOCK)
+                    products, own = none, line + i * LINE
+                    for share in range(begin, stop, BLOCK * BYTES):
+                        products = values_of_seven(entries + i * SIZE, own, share, share_step, products)
+                        own = next_block(own, next_line, (share - begin) // BYTES + BLOCK)
                     prefetch(octets, upcoming, lines)
-                    add_to_one(found, totals + i * more, t)
-    for some in range(0, every * 2 * ROWS, WIDEST):
-        store_totals(totals + some * WHOLE, totals + some * BYTES)
+                    add_to_one(products, totals + i * more, t)
+    for number in range(0, every * 2 * ROWS, WIDEST):
+        store_totals(totals + number * WHOLE, totals + number * BYTES)
     add_halves(starts, starts[1], starts[LAST_OF_TWO + 1], sums, totals)
 
 

@@ -160,16 +160,18 @@ def _check(
     """Check what the kernel reads by address."""
     check_shapes(query, sequences, tail_keys, tail_values)
     widths = query.shape[3], tail_values.shape[3]
-    found = [(each.sink_keys.shape[2], each.sink_values.shape[2]) for each in sequences]
-    if any(each != widths for each in found):
-        raise CacheError(f"keys and values of new tokens are {widths} wide, those of the sequences {found}")
+    others = [(sequence.sink_keys.shape[2], sequence.sink_values.shape[2]) for sequence in sequences]
+    if any(sequence != widths for sequence in others):
+        raise CacheError(f"keys and values of new tokens are {widths} wide, those of the sequences {others}")
     devices = {t.device for t in (query, tail_keys, tail_values, books)} | {
-        part.device for each in sequences for part in each.tensors() if part is not None
+        tensor.device for sequence in sequences for tensor in sequence.tensors() if tensor is not None
     }
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
         raise CacheError(f"queries, sequences, tail and codebooks are on {names}; move them to one device")
-    if not tail_keys.shape[2] and any(not each.table.most and not each.sink_keys.shape[1] for each in sequences):
+    if not tail_keys.shape[2] and any(
+        not sequence.table.most and not sequence.sink_keys.shape[1] for sequence in sequences
+    ):
         raise CacheError("a sequence has no tokens at all; there must be at least the new ones")
 
 

@@ -89,11 +89,11 @@ def prepare(
             rows = part * R + tl.arange(0, 16)
             row_exists = (rows < GROUP * LENGTH) & (tl.arange(0, 16) < R)
             from_rows = query + b * query_batch + (h * GROUP + rows // LENGTH) * query_head + rows % LENGTH * query_row
-            at = unit * parts + part
+            entry = unit * parts + part
             weigh_unit(
                 from_rows, query_channel, row_exists, tl.load(own + KEY_BASIS), units + unit * FIELDS + KEYS,
-                slots + unit * 2 * SLOTS, chunks + unit * 2 * CHUNKS, signs, weights + at * weight_rows * 2 * R,
-                constants + at * R, factors + at * R, width, inner, R, SLOTS, CHUNK, TURNING,
+                slots + unit * 2 * SLOTS, chunks + unit * 2 * CHUNKS, signs, weights + entry * weight_rows * 2 * R,
+                constants + entry * R, factors + entry * R, width, inner, R, SLOTS, CHUNK, TURNING,
             )  # fmt: skip
     elif part * ROW_BLOCK < GROUP * LENGTH:
         split = job - most_units

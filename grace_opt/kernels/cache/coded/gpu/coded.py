@@ -52,13 +52,16 @@ def attend_codes(
         unit = tl.load(pairs + pair * PAIR_FIELDS + FIRST_UNIT) + own_unit
         fields = units + unit * FIELDS
         count, newest_place = tl.load(fields + COUNT), tl.load(fields + NEWEST)
-        stride, at = tl.cdiv(count, 8).to(tl.int32), unit * tl.num_programs(2) + part
+        stride, entry = tl.cdiv(count, 8).to(tl.int32), unit * tl.num_programs(2) + part
         x = coded_logits(
             tl.zeros([T, N], tl.float32), fields + KEYS, slots + unit * 2 * SLOTS, chunks + unit * 2 * CHUNKS,
-            weights + at * weight_rows * N, levels, low_levels, first, stride, N, W, T, EXACT, ASSEMBLY,
+            weights + entry * weight_rows * N, levels, low_levels, first, stride, N, W, T, EXACT, ASSEMBLY,
             TRELLIS,
         )  # fmt: skip
-        factor, constant = tl.load(factors + at * R + tl.arange(0, R)), tl.load(constants + at * R + tl.arange(0, R))
+        factor, constant = (
+            tl.load(factors + entry * R + tl.arange(0, R)),
+            tl.load(constants + entry * R + tl.arange(0, R)),
+        )
         x = joined_limbs(x, T, R) * factor[None, :] + constant[None, :]
         token = tl.arange(0, T)
         token = first + 32 * (token % W) + token // W

@@ -48,7 +48,7 @@ def launch(
 
     Parameters
     ----------
-    query, tail_keys, tail_values, newest, piece, runs, trellis
+    query, tail_keys, tail_values, newest, split_tokens, splits, trellis
         As for `grace_opt.kernels.cache.coded.gpu.coded_attention`.
     batch : Batch
     levels : Levels

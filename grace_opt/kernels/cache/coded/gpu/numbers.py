@@ -50,12 +50,12 @@ def list_channels(
     channels = tl.arange(0, WIDTH)
     exists = channels < tl.where(of_values == 0, width, value_width)
     bit = tl.load(fields + LEVEL) + channels
-    at = tl.load(fields + LEVELS).to(tl.pointer_type(tl.uint8)) + bit // 8
+    address = tl.load(fields + LEVELS).to(tl.pointer_type(tl.uint8)) + bit // 8
     step, shift = tl.load(fields + LEVEL_BYTES), (bit % 8).to(tl.int32)
     level = tl.zeros([WIDTH], tl.int32)
     for place in tl.static_range(LEVEL_BITS):
-        found = tl.load(at + place * step, mask=exists, other=0).to(tl.int32)
-        level |= ((found >> shift) & 1) << place
+        word = tl.load(address + place * step, mask=exists, other=0).to(tl.int32)
+        level |= ((word >> shift) & 1) << place
     bits = tl.where(level == EIGHT_BITS, 8, level)
     has_scale = (level > 0).to(tl.int32)  # only these are stored
     planes_before, scales_before = tl.cumsum(bits, 0) - bits, tl.cumsum(has_scale, 0) - has_scale

@@ -95,13 +95,13 @@ def weigh_unit(
         row_of_three += plane // 2 * (2 * THREE_BITS) + of_three % THREE_BITS * 2 + plane % 2
         row = tl.where(in_two, row_of_two, tl.where(in_three, row_of_three, ones + 2 * twos + 4 * threes + of_more))
         row = tl.where(in_one, place, row)
-        wanted = (plane < count) & (of_more < more)
+        needed = (plane < count) & (of_more < more)
         weight = scaled * tl.load(signs + bits * SIGNS + plane, mask=signed, other=1.0)[:, None]
         # Bits are read as 0 or 2, and signs are that less 1.
-        constant -= tl.sum(tl.where((wanted & signed)[:, None], weight, 0.0), axis=0)
+        constant -= tl.sum(tl.where((needed & signed)[:, None], weight, 0.0), axis=0)
         weight *= up[None, :]
         high = weight.to(tl.float16)
         low = (weight - high.to(tl.float32)).to(tl.float16)
         to = weights + row[:, None] * N + tl.arange(0, N)[None, :]
-        tl.store(to, tl.reshape(tl.join(high, low), [SLOTS, N]), mask=wanted[:, None])
+        tl.store(to, tl.reshape(tl.join(high, low), [SLOTS, N]), mask=needed[:, None])
     tl.store(constants + own, constant)

@@ -56,8 +56,8 @@ QUERY, KEPT, SINK_KEYS, PRUNED_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK = 
 @part
 def cap(logits, outer):
     """Soft-cap logits given in powers of e^2: tanh(x) = 1 - 2 / (e^2x + 1), times `outer`."""
-    at, one, two, scale = start_of(logits), spread(np.float32(1)), spread(np.float32(2)), spread(outer)
-    for place in range(at, at + logits.shape[0] * BYTES, WHOLE):
+    start, one, two, scale = start_of(logits), spread(np.float32(1)), spread(np.float32(2)), spread(outer)
+    for place in range(start, start + logits.shape[0] * BYTES, WHOLE):
         store(place, scale * (one - two / (exp2(load(place)) + one)))
 
 
@@ -86,13 +86,13 @@ def turn_into_shares(logits, count, largest):
     stop = (count + LANES - 1) // LANES * LANES
     for t in range(count, stop):
         logits[t] = NOTHING  # columns that do not exist get no share even in a row that sees nothing
-    at = start_of(logits)
+    start = start_of(logits)
     best = spread(largest)
-    for place in range(at, at + stop * BYTES, WHOLE):
+    for place in range(start, start + stop * BYTES, WHOLE):
         best = greater(best, load(place))
     now = greatest(best)
     shift, sums = spread(now), spread(ZERO)
-    for place in range(at, at + stop * BYTES, WHOLE):
+    for place in range(start, start + stop * BYTES, WHOLE):
         share = exp2(load(place) - shift)
         store(place, share)
         sums = sums + share
@@ -173,19 +173,19 @@ def attend_region(queries, head, keys, values, start, stop, rows, hidden, softca
 
 
 @part
-def read_queries(at, head_step, row_step, channel_step, rows, length, width, scale, full):
+def read_queries(source, head_step, row_step, channel_step, rows, length, width, scale, full):
     """Write one group's scaled queries as rows of `full`; its other entries are not touched."""
     for row in range(rows):
-        start = at + row // length * head_step + row % length * row_step
+        start = source + row // length * head_step + row % length * row_step
         for c in range(width):
             full[row, c] = load_one(start + c * channel_step) * scale
 
 
 @part
-def gather(full, rows, width, at, step, kept, narrow):
+def gather(full, rows, width, indices, step, kept_count, narrow):
     """Gather the kept channels of queries; an index out of range gives NaN instead of reading other memory."""
-    for i in range(kept):
-        c = load_place(at + i * step)
+    for i in range(kept_count):
+        c = load_place(indices + i * step)
         exists = 0 <= c < width
         for row in range(rows):
             narrow[row, i] = full[row, c] if exists else NAN
@@ -223,12 +223,14 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
     packs : None or bool
         None where neither keys nor values are packed: there is less to compile.
     """
-    heads, group, length, width, kept, value_width, sinks, pruned, tail, splits, columns, layout, kind = sizes[:13]
+    heads, group, length, width, kept_count, value_width, sinks, pruned, tail, splits, columns, layout, kind = sizes[
+        :13
+    ]
     key_form = sizes[13], sizes[14], sizes[15], sizes[16], sizes[17], sizes[18] != 0
     value_form = sizes[20], sizes[21], sizes[22], sizes[23], sizes[24], sizes[25] != 0
     every, rows, padded_rows = sinks + pruned + tail, group * length, products.shape[1]
     full = zeros((padded_rows, (width + LANES - 1) // LANES * LANES), np.float32)
-    narrow = zeros((padded_rows, (kept + LANES - 1) // LANES * LANES), np.float32)
+    narrow = zeros((padded_rows, (kept_count + LANES - 1) // LANES * LANES), np.float32)
     logits = zeros((ROWS, BLOCK + LANES), np.float32)
     scaled = zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
     masks, last_columns = zeros((rows,), np.int64), zeros((rows,), np.int64)
@@ -247,14 +249,14 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
                 products[task, row, c] = ZERO
         first = address(places[QUERY], b, h * group)
         read_queries(first, places[QUERY, 2], places[QUERY, 3], places[QUERY, 4], rows, length, width, inner, full)
-        gather(full, rows, width, address(places[KEPT], b, h), places[KEPT, 4], kept, narrow)
+        gather(full, rows, width, address(places[KEPT], b, h), places[KEPT, 4], kept_count, narrow)
         for row in range(rows):
             masks[row] = address(places[MASK], b, h * group + row // length) + row % length * places[MASK, 3]
             last_columns[row] = every - length + row % length
         for region in (SINK_KEYS, PRUNED_KEYS, TAIL_KEYS):
             is_pruned, newest = region == PRUNED_KEYS, region == TAIL_KEYS
             key_layout = layout if is_pruned else BY_TOKEN
-            queries, key_width = (narrow, kept) if is_pruned else (full, width)
+            queries, key_width = (narrow, kept_count) if is_pruned else (full, width)
             if newest:
                 column, count = sinks + pruned, tail
             elif is_pruned:
@@ -283,27 +285,27 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
 
 
 @part
-def ends_at(given):
+def ends_at(table):
     """Maxima, sums and products of the tasks, of which the host made a table: see `attend`."""
-    tasks, rows = given[7], given[8]
+    tasks, rows = table[7], table[8]
     return (
-        array_at(given[4], (tasks, rows), np.float32),
-        array_at(given[5], (tasks, rows), np.float32),
-        array_at(given[6], (tasks, given[9], given[10]), np.float32),
+        array_at(table[4], (tasks, rows), np.float32),
+        array_at(table[5], (tasks, rows), np.float32),
+        array_at(table[6], (tasks, table[9], table[10]), np.float32),
     )
 
 
 @part
 def attend_to(data, packs):
     """`attend`, with the address of addresses, sizes and `softcap`."""
-    given = array_at(data, (12,), np.int64)
+    table = array_at(data, (12,), np.int64)
     taken, places, sizes = (
-        array_at(given[0], (1,), np.int64),
-        array_at(given[1], (8, 5), np.int64),
-        array_at(given[2], (26,), np.int64),
+        array_at(table[0], (1,), np.int64),
+        array_at(table[1], (8, 5), np.int64),
+        array_at(table[2], (26,), np.int64),
     )
-    scales = array_at(given[3], (3,), np.float32)
-    largest, sums, products = ends_at(given)
+    scales = array_at(table[3], (3,), np.float32)
+    largest, sums, products = ends_at(table)
     attend(taken, places, sizes, scales[0], scales[2] != 0, scales[1], largest, sums, products, packs)
 
 
@@ -322,11 +324,11 @@ def attend_packed_at(data):
 @c_function("void(intp)")
 def join_at(data):
     """Combine splits, weighted by their maxima and divided by the sum of weights; the output is (B, L, H_q, d_v)."""
-    given = array_at(data, (12,), np.int64)
-    sizes, (largest, sums, products) = array_at(given[2], (26,), np.int64), ends_at(given)
+    table = array_at(data, (12,), np.int64)
+    sizes, (largest, sums, products) = array_at(table[2], (26,), np.int64), ends_at(table)
     heads, group, length, width, splits = sizes[0], sizes[1], sizes[2], sizes[5], sizes[9]
     pairs = largest.shape[0] // splits
-    output = array_at(given[11], (pairs // heads, length, heads * group, width), np.float32)
+    output = array_at(table[11], (pairs // heads, length, heads * group, width), np.float32)
     for pair in range(pairs):
         first, b, h = pair * splits, pair // heads, pair % heads
         for row in range(group * length):

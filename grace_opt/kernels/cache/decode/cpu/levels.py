@@ -11,16 +11,16 @@ from ...._shared.lanes import load_byte_levels, load_int_levels, load_some_byte_
 
 
 @part
-def load_levels(at, element, shift, bits):
+def load_levels(address, element, shift, bits):
     """Eight levels; `element` is the size of what holds them, in bytes, `shift` the number of bits below them."""
     if element == 1:
-        return load_byte_levels(at, shift, bits)
-    return load_int_levels(at, shift, bits)
+        return load_byte_levels(address, shift, bits)
+    return load_int_levels(address, shift, bits)
 
 
 @part
-def load_some_levels(at, element, count, shift, bits):
+def load_some_levels(address, element, count, shift, bits):
     """The first `count` of eight levels, and zeros; nothing behind them is read."""
     if element == 1:
-        return load_some_byte_levels(at, count, shift, bits)
-    return load_some_int_levels(at, count, shift, bits)
+        return load_some_byte_levels(address, count, shift, bits)
+    return load_some_int_levels(address, count, shift, bits)

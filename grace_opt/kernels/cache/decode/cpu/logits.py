@@ -98,22 +98,22 @@ def logits_packed(queries, query_step, scaled, table, owners, head, form, start,
                 p = (first + c) // plane
                 upto = min(width, (p + 1) * plane - first)
                 shift, place = lowest + p * higher, (first + c - p * plane) * group_size + skipped + i
-                at, factors = levels + place * element, scaled + c * BYTES
+                address, factors = levels + place * element, scaled + c * BYTES
                 if left >= 2 * LANES:
                     for _ in range(c, upto):
-                        x = load_levels(at, element, shift, bits)
-                        y = load_levels(at + LANES * element, element, shift, bits)
+                        x = load_levels(address, element, shift, bits)
+                        y = load_levels(address + LANES * element, element, shift, bits)
                         a0, a1, a2, a3 = add_multiples(factors, query_step, x, a0, a1, a2, a3)
                         b0, b1, b2, b3 = add_multiples(factors, query_step, y, b0, b1, b2, b3)
-                        at, factors = at + group_size * element, factors + BYTES
+                        address, factors = address + group_size * element, factors + BYTES
                 else:
                     low, high = min(left, LANES), max(left - LANES, 0)
                     for _ in range(c, upto):
-                        x = load_some_levels(at, element, low, shift, bits)
-                        y = load_some_levels(at + LANES * element, element, high, shift, bits)
+                        x = load_some_levels(address, element, low, shift, bits)
+                        y = load_some_levels(address + LANES * element, element, high, shift, bits)
                         a0, a1, a2, a3 = add_multiples(factors, query_step, x, a0, a1, a2, a3)
                         b0, b1, b2, b3 = add_multiples(factors, query_step, y, b0, b1, b2, b3)
-                        at, factors = at + group_size * element, factors + BYTES
+                        address, factors = address + group_size * element, factors + BYTES
                 c = upto
             place = out + (t - start + i) * BYTES
             store_four(place, out_step, a0, a1, a2, a3)

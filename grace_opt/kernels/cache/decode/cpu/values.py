@@ -33,16 +33,16 @@ def add_values(shares, share_step, values, value_step, width, count, out, out_st
             value, left = values + c * BYTES, width - c
             if left >= 2 * LANES:
                 for t in range(start, stop):
-                    at, share = value + t * value_step, shares + t * BYTES
-                    prefetch(at + AHEAD * value_step)
-                    a0, a1, a2, a3 = add_multiples(share, share_step, load(at), a0, a1, a2, a3)
-                    b0, b1, b2, b3 = add_multiples(share, share_step, load(at + WHOLE), b0, b1, b2, b3)
+                    address, share = value + t * value_step, shares + t * BYTES
+                    prefetch(address + AHEAD * value_step)
+                    a0, a1, a2, a3 = add_multiples(share, share_step, load(address), a0, a1, a2, a3)
+                    b0, b1, b2, b3 = add_multiples(share, share_step, load(address + WHOLE), b0, b1, b2, b3)
             else:
                 low, high = min(left, LANES), max(left - LANES, 0)
                 for t in range(start, stop):
-                    at, share = value + t * value_step, shares + t * BYTES
-                    a0, a1, a2, a3 = add_multiples(share, share_step, load_some(at, low), a0, a1, a2, a3)
-                    b0, b1, b2, b3 = add_multiples(share, share_step, load_some(at + WHOLE, high), b0, b1, b2, b3)
+                    address, share = value + t * value_step, shares + t * BYTES
+                    a0, a1, a2, a3 = add_multiples(share, share_step, load_some(address, low), a0, a1, a2, a3)
+                    b0, b1, b2, b3 = add_multiples(share, share_step, load_some(address + WHOLE, high), b0, b1, b2, b3)
             store_four(place, out_step, a0, a1, a2, a3)
             store_four(place + WHOLE, out_step, b0, b1, b2, b3)
 
@@ -70,9 +70,9 @@ def add_packed_values(shares, share_step, scaled, table, owners, head, form, sta
                 row = first + u * per_token + group
                 p = row // plane
                 tokens = min(until - u, ((p + 1) * plane - row + per_token - 1) // per_token)
-                mine, at = shares + (u - start) * BYTES, row * BYTES
+                mine, offset = shares + (u - start) * BYTES, row * BYTES
                 zeros = scale_shares(
-                    mine, share_step, scale + at, zero + at, per_token * BYTES, tokens, zero_in_levels, scaled
+                    mine, share_step, scale + offset, zero + offset, per_token * BYTES, tokens, zero_in_levels, scaled
                 )
                 add_levels(
                     scaled,
@@ -116,20 +116,20 @@ def add_levels(scaled, share_step, levels, step, size, count, element, shift, bi
     """Add the levels of one group of channels, times the scaled shares of `count` tokens, and `zeros`."""
     z0, z1, z2, z3 = zeros
     for c in range(0, size, 2 * LANES):
-        place, at, left = out + c * BYTES, levels + c * element, size - c
+        place, address, left = out + c * BYTES, levels + c * element, size - c
         low, high = min(left, LANES), max(min(left - LANES, LANES), 0)
         a0, a1, a2, a3 = load_four(place, out_step)
         b0, b1, b2, b3 = load_four(place + WHOLE, out_step)
         if left >= 2 * LANES:
             for i in range(count):
-                share, here = scaled + i * BYTES, at + i * step
+                share, here = scaled + i * BYTES, address + i * step
                 x = load_levels(here, element, shift, bits)
                 y = load_levels(here + LANES * element, element, shift, bits)
                 a0, a1, a2, a3 = add_multiples(share, share_step, x, a0, a1, a2, a3)
                 b0, b1, b2, b3 = add_multiples(share, share_step, y, b0, b1, b2, b3)
         else:
             for i in range(count):
-                share, here = scaled + i * BYTES, at + i * step
+                share, here = scaled + i * BYTES, address + i * step
                 x = load_some_levels(here, element, low, shift, bits)
                 y = load_some_levels(here + LANES * element, element, high, shift, bits)
                 a0, a1, a2, a3 = add_multiples(share, share_step, x, a0, a1, a2, a3)

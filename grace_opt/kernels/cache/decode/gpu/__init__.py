@@ -152,7 +152,7 @@ def decode_attention(
     if reason is not None:
         raise CacheError(f"the decoding kernel cannot be used: {reason}; use pruned_attention")
     batch, query_heads, length, width = query.shape
-    heads, pruned, kept = pruned_keys.shape[1:]
+    heads, pruned, kept_count = pruned_keys.shape[1:]
     sinks, tail, value_width = sink_keys.shape[2], tail_keys.shape[2], tail_values.shape[3]
     group, total = query_heads // heads, sinks + pruned + tail
     check_lengths(sinks, pruned, tail, old_values, tail_values)
@@ -161,7 +161,7 @@ def decode_attention(
         return output
     kind, mask, mask_strides = read_mask(attention_mask, query, total, causal)
 
-    kept_block, block_width, value_block = (padded(n) for n in (kept, width, value_width))
+    kept_block, block_width, value_block = (padded(n) for n in (kept_count, width, value_width))
     if block is None:
         block = _block_size(max(block_width, kept_block) + value_block, query.element_size())
         if isinstance(pruned_keys, PackedKeys):
@@ -191,7 +191,7 @@ def decode_attention(
             query, *query.stride(), *_read(pruned_keys), kept_indices, *kept_indices.stride(),
             sink_keys, *sink_keys.stride(), tail_keys, *tail_keys.stride(),
             *_read(old_values), tail_values, *tail_values.stride(), mask, *mask_strides,
-            largest, sums, products, heads, width, kept, value_width, sinks, pruned, tail, blocks_per_split,
+            largest, sums, products, heads, width, kept_count, value_width, sinks, pruned, tail, blocks_per_split,
             float(inner), float(outer),
             GROUP=group, LENGTH=length, MASK=kind, SOFTCAP=softcap is not None,
             WIDEN=_INTERPRETED and query.dtype == torch.bfloat16,
@@ -220,7 +220,7 @@ def _form(name: str, stored: Tensor | Packed) -> dict[str, Any]:
     else:
         form = 1, 8, False, False, tl.float32
     names = "SIZE", "BITS", "HIGH_FIRST", "ZERO_IN_LEVELS", "PARAMETERS"
-    constants = {f"{name}_{part}": value for part, value in zip(names, form, strict=True)}
+    constants = {f"{name}_{field}": value for field, value in zip(names, form, strict=True)}
     return {f"PACKED_{name}S": isinstance(stored, Packed), **constants}
 
 
@@ -251,8 +251,8 @@ def _block_size(channels: int, itemsize: int) -> int:
 
 def _stages(dtype: torch.dtype, *stored: Tensor | Packed) -> int:
     """Blocks that are on chip at once: one in float32 where levels are in int32, as two do not fit on small GPUs."""
-    packed = (part for part in stored if isinstance(part, Packed))
-    return 1 if dtype == torch.float32 and any(element_of(part.bits)[0] == torch.int32 for part in packed) else 2
+    packed = (numbers for numbers in stored if isinstance(numbers, Packed))
+    return 1 if dtype == torch.float32 and any(element_of(numbers.bits)[0] == torch.int32 for numbers in packed) else 2
 
 
 #: Whether triton was imported with TRITON_INTERPRET=1: numpy does the work, on the CPU, and multiplies no bfloat16.

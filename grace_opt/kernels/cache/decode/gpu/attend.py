@@ -53,10 +53,10 @@ def unpacked(
     ELEMENT: tl.constexpr = tl.int32 if BITS == 3 else tl.uint8  # as `packed.element_of` has it
     ROWS: tl.constexpr = 10 if BITS == 3 else 8 // BITS
     number = row // plane
-    at = levels.to(tl.pointer_type(ELEMENT)) + (row - number * plane) * SIZE
-    found = tl.load(at + place, mask=exists, other=0).to(tl.int32)
+    address = levels.to(tl.pointer_type(ELEMENT)) + (row - number * plane) * SIZE
+    word = tl.load(address + place, mask=exists, other=0).to(tl.int32)
     shift = ((ROWS - 1 - number) * BITS if HIGH_FIRST else number * BITS).to(tl.int32)
-    level = ((found >> shift) & ((1 << BITS) - 1)).to(tl.float32)
+    level = ((word >> shift) & ((1 << BITS) - 1)).to(tl.float32)
     factor = tl.load(scale.to(tl.pointer_type(PARAMETERS)) + row, mask=exists, other=0.0).to(tl.float32)
     shifted = tl.load(zero.to(tl.pointer_type(PARAMETERS)) + row, mask=exists, other=0.0).to(tl.float32)
     return factor * (level - shifted) if ZERO_IN_LEVELS else factor * level - shifted
@@ -95,7 +95,7 @@ def load_old_values(
         channels = tl.arange(0, WIDTH)
         entry = values + tl.load(owners + tokens, mask=exists, other=0).to(tl.int64) * ENTRIES
         first = tl.load(entry + STEP) * head + tl.load(entry + FIRST) + tokens.to(tl.int64) * (width // SIZE)
-        found = unpacked(
+        numbers = unpacked(
             tl.load(entry)[:, None],
             tl.load(entry + SCALE)[:, None],
             tl.load(entry + ZERO)[:, None],
@@ -106,8 +106,8 @@ def load_old_values(
             SIZE, BITS, HIGH_FIRST, ZERO_IN_LEVELS, PARAMETERS,
         )  # fmt: skip
     else:
-        found = load_values(values, token_step, channel_step, tokens, exists, width, WIDTH)
-    return found
+        numbers = load_values(values, token_step, channel_step, tokens, exists, width, WIDTH)
+    return numbers
 
 
 @triton.jit
@@ -168,7 +168,7 @@ def attend_split(
     pruned_token, pruned_channel, kept_indices, kept_batch, kept_head, kept_channel, sink_keys, sink_batch, sink_head,
     sink_token, sink_channel, tail_keys, tail_batch, tail_head, tail_token, tail_channel, old_values, value_owners,
     old_batch, old_head, old_token, old_channel, tail_values, new_batch, new_head, new_token, new_channel, mask,
-    mask_batch, mask_head, mask_row, mask_column, largest_out, sums_out, products_out, heads, width, kept,
+    mask_batch, mask_head, mask_row, mask_column, largest_out, sums_out, products_out, heads, width, kept_count,
     value_width, sinks, pruned, tail, blocks_per_split, inner, outer, GROUP: tl.constexpr, LENGTH: tl.constexpr,
     MASK: tl.constexpr, SOFTCAP: tl.constexpr, WIDEN: tl.constexpr, ROW_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, KEPT: tl.constexpr, VALUE_WIDTH: tl.constexpr, PACKED_KEYS: tl.constexpr,
@@ -198,10 +198,12 @@ def attend_split(
         other=0.0,
     )
     number = tl.arange(0, KEPT)
-    chosen = tl.load(kept_indices + b * kept_batch + h * kept_head + number * kept_channel, mask=number < kept, other=0)
+    chosen = tl.load(
+        kept_indices + b * kept_batch + h * kept_head + number * kept_channel, mask=number < kept_count, other=0
+    )
     narrow = tl.load(
         from_row[:, None] + chosen[None, :] * query_channel,
-        mask=row_exists[:, None] & (number < kept)[None, :],
+        mask=row_exists[:, None] & (number < kept_count)[None, :],
         other=0.0,
     )
 
@@ -236,14 +238,14 @@ def attend_split(
             places = block % BLOCKS_PER_GROUP * BLOCK + tl.arange(0, BLOCK)
             tokens, exists = group * KEY_SIZE + places, places < KEY_SIZE
             k = load_packed_keys(
-                pruned_keys + b * pruned_batch, key_owners, h, group, places, exists, kept,
+                pruned_keys + b * pruned_batch, key_owners, h, group, places, exists, kept_count,
                 KEY_SIZE, KEY_BITS, KEY_HIGH_FIRST, KEY_ZERO_IN_LEVELS, KEY_PARAMETERS, KEPT,
             ).to(narrow.dtype)  # fmt: skip
         else:
             tokens = block * BLOCK + tl.arange(0, BLOCK)
             exists = tokens < pruned
             keys = pruned_keys + b * pruned_batch + h * pruned_head
-            k = load_keys(keys, pruned_token, pruned_channel, tokens, exists, kept, KEPT)
+            k = load_keys(keys, pruned_token, pruned_channel, tokens, exists, kept_count, KEPT)
         columns = sinks + tokens
         v = load_old_values(
             values, value_owners, old_token, old_channel, h, columns, exists, value_width, PACKED_VALUES,

@@ -84,10 +84,10 @@ def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, 
         splits, rows) and products (pairs, splits, rows, d_v).
     """
     expected, ranks, numbers_at, chosen, about, counts, largest, sums, products = work
-    rows, width, kept, splits = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[SPLITS]
+    rows, width, kept_count, splits = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[SPLITS]
     pairs, padded_rows = expected.shape[0], expected.shape[1]
     full = zeros((padded_rows, (width + LANES - 1) // LANES * LANES), np.float32)
-    narrow = zeros((padded_rows, (kept + LANES - 1) // LANES * LANES), np.float32)
+    narrow = zeros((padded_rows, (kept_count + LANES - 1) // LANES * LANES), np.float32)
     half, masks = np.zeros_like(narrow), zeros((rows,), np.int64)
     logits = zeros((ROWS, BLOCK + LANES), np.float32)
     scaled = zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
@@ -159,31 +159,31 @@ def next_task(phase, taken, pairs, splits):
 @c_function("void(intp)")
 def attend_few_at(data):
     """`attend_few`, as threads call it: with the addresses of the arrays, and their sizes."""
-    given = array_at(data, (24,), np.int64)
-    batch, query_heads, width, heads = given[8], given[9], given[10], given[11]
-    padded_rows, columns, units, splits, wide = given[12], given[13], given[14], given[15], given[23]
+    table = array_at(data, (24,), np.int64)
+    batch, query_heads, width, heads = table[8], table[9], table[10], table[11]
+    padded_rows, columns, units, splits, wide = table[12], table[13], table[14], table[15], table[23]
     pairs, rows = batch * heads, query_heads // heads
     work = (
-        array_at(given[16], (pairs, padded_rows, columns), np.float32),
-        array_at(given[17], (pairs, units), np.int16),
-        array_at(given[18], (pairs, BUCKETS), np.int64),
-        array_at(given[19], (pairs, units), np.int64),
-        array_at(given[20], (pairs, ABOUT, rows), np.float64),
-        array_at(given[21], (pairs, REAL + splits), np.int64),
-        array_at(given[22], (pairs, splits + 1, rows), np.float32),
-        array_at(given[22] + pairs * (splits + 1) * rows * BYTES, (pairs, splits + 1, rows), np.float32),
+        array_at(table[16], (pairs, padded_rows, columns), np.float32),
+        array_at(table[17], (pairs, units), np.int16),
+        array_at(table[18], (pairs, BUCKETS), np.int64),
+        array_at(table[19], (pairs, units), np.int64),
+        array_at(table[20], (pairs, ABOUT, rows), np.float64),
+        array_at(table[21], (pairs, REAL + splits), np.int64),
+        array_at(table[22], (pairs, splits + 1, rows), np.float32),
+        array_at(table[22] + pairs * (splits + 1) * rows * BYTES, (pairs, splits + 1, rows), np.float32),
         array_at(
-            given[22] + 2 * pairs * (splits + 1) * rows * BYTES, (pairs, splits + 1, padded_rows, wide), np.float32
+            table[22] + 2 * pairs * (splits + 1) * rows * BYTES, (pairs, splits + 1, padded_rows, wide), np.float32
         ),
     )
     attend_few(
-        given[7],
-        array_at(given[0], (1 + pairs * PER_PAIR,), np.int64),
-        array_at(given[1], (PLACES, 5), np.int64),
-        array_at(given[2], (14,), np.int64),
-        array_at(given[3], (3,), np.float64),
-        array_at(given[4], (2, batch), np.int64),
-        array_at(given[5], (batch, query_heads, width), np.float32),
-        array_at(given[6], (batch, query_heads), np.float64),
+        table[7],
+        array_at(table[0], (1 + pairs * PER_PAIR,), np.int64),
+        array_at(table[1], (PLACES, 5), np.int64),
+        array_at(table[2], (14,), np.int64),
+        array_at(table[3], (3,), np.float64),
+        array_at(table[4], (2, batch), np.int64),
+        array_at(table[5], (batch, query_heads, width), np.float32),
+        array_at(table[6], (batch, query_heads), np.float64),
         work,
     )

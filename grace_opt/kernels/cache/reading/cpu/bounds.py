@@ -22,13 +22,13 @@ PRECISION, BITS = 2.0**-23, math.log2(math.e)
 
 
 @part
-def raise_reach(at, step, count, width, reach):
+def raise_reach(address, step, count, width, reach):
     """Raise the entries of `reach` to the largest absolute number of each channel."""
     to = start_of(reach)
     for c in range(0, width, LANES):
         best, left = load(to + c * BYTES), min(LANES, width - c)
         for t in range(count):
-            x = load_some(at + t * step + c * BYTES, left)
+            x = load_some(address + t * step + c * BYTES, left)
             best = greater(best, greater(x, spread(ZERO) - x))
         store(to + c * BYTES, best)
 
@@ -36,10 +36,10 @@ def raise_reach(at, step, count, width, reach):
 @part
 def terms_of(query, reach, width):
     """What the terms of a product add up to at most."""
-    found = 0.0
+    terms = 0.0
     for c in range(width):
-        found += abs(np.float64(query[c])) * np.float64(reach[c])
-    return found
+        terms += abs(np.float64(query[c])) * np.float64(reach[c])
+    return terms
 
 
 @part
@@ -51,9 +51,9 @@ def log_sum(row, count, shares):
     stop = (count + LANES - 1) // LANES * LANES
     for u in range(count, stop):
         row[u] = NOTHING
-    at, to, best = start_of(row), start_of(shares), spread(NOTHING)
+    source, to, best = start_of(row), start_of(shares), spread(NOTHING)
     for place in range(0, stop * BYTES, WHOLE):
-        best = greater(best, load(at + place))
+        best = greater(best, load(source + place))
     top = greatest(best)
     if top == NOTHING:
         for u in range(count):
@@ -62,7 +62,7 @@ def log_sum(row, count, shares):
         return np.float64(top), top
     shift, sums = spread(top), spread(ZERO)
     for place in range(0, stop * BYTES, WHOLE):
-        share = exp2(load(at + place) - shift)
+        share = exp2(load(source + place) - shift)
         store(to + place, share)
         sums = sums + share
     return np.float64(top) + math.log2(np.float64(total(sums))), top
@@ -72,10 +72,10 @@ def log_sum(row, count, shares):
 def log_bounds(row, units, norms, length, shares):
     """Logarithm of the sum of what is expected of units, or more: for tokens, with their norms times a length."""
     if length >= 0:
-        at, to, factor = start_of(row), start_of(shares), spread(length)
+        source, to, factor = start_of(row), start_of(shares), spread(length)
         for u in range(0, units, LANES):
             norm = load_some(norms + u * BYTES, min(LANES, units - u))
-            store(to + u * BYTES, multiply_add(factor, norm, load(at + u * BYTES)))
+            store(to + u * BYTES, multiply_add(factor, norm, load(source + u * BYTES)))
         rest, _ = log_sum(shares, units, shares)
     else:
         rest, _ = log_sum(row, units, shares)

@@ -52,12 +52,12 @@ def expected_enough(rows, units, sums, tops, shares, dense, ranks, numbers, mass
 
     `mass` is a workspace for the shares at each step; `sums` and `dense` are relative to what `tops` are.
     """
-    wanted = empty((rows,), np.float64)
+    needed = empty((rows,), np.float64)
     for row in range(rows):
-        wanted[row] = -np.inf
+        needed[row] = -np.inf
         if -np.inf < sums[row] < np.inf:
             units_sum, top = 2.0 ** (sums[row] - np.float64(tops[row])), np.float64(tops[row])
-            wanted[row] = units_sum - (1.0 - top_p) * (units_sum + 2.0 ** (dense[row] - top))
+            needed[row] = units_sum - (1.0 - top_p) * (units_sum + 2.0 ** (dense[row] - top))
     for n in range(BUCKETS):
         for row in range(rows):
             mass[n, row] = 0.0
@@ -68,24 +68,24 @@ def expected_enough(rows, units, sums, tops, shares, dense, ranks, numbers, mass
     for n in range(BUCKETS):
         lacking, beyond = False, False
         for row in range(rows):
-            lacking |= wanted[row] > 0
-            beyond |= wanted[row] > max(mass[n, row], 0.0)
+            lacking |= needed[row] > 0
+            beyond |= needed[row] > max(mass[n, row], 0.0)
         if not lacking:
             break
         if beyond:  # all at this step are needed, and more
             for row in range(rows):
-                wanted[row] -= mass[n, row]
+                needed[row] -= mass[n, row]
             count += numbers[n]
             continue
         for u in range(units):
             if ranks[u] == n:
                 lacking = False
                 for row in range(rows):
-                    lacking |= wanted[row] > 0
+                    lacking |= needed[row] > 0
                 if not lacking:
                     break
                 for row in range(rows):
-                    wanted[row] -= np.float64(shares[row, u])
+                    needed[row] -= np.float64(shares[row, u])
                 count += 1
         break
     return max(count, least)
@@ -101,12 +101,12 @@ def take_units(count, units, ranks, numbers, taken):
         border += 1
     if border < BUCKETS:
         numbers[border] -= left
-    found = 0
+    position = 0
     for u in range(units):
         rank = ranks[u]
         if rank < border or (rank == border and left > 0):
             left -= rank == border
-            taken[found] = u
+            taken[position] = u
             ranks[u] = BUCKETS
-            found += 1
-    return found
+            position += 1
+    return position

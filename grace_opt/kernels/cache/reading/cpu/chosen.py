@@ -20,15 +20,15 @@ AHEAD = 4
 
 
 @part
-def copy_tokens(at, step, tokens, count, width, copies):
+def copy_tokens(source, step, tokens, count, width, copies):
     """Copy tokens to `copies`, one after the other."""
     to, row = start_of(copies), copies.shape[1] * BYTES
     full, rest = width - width % LANES, width % LANES
     for i in range(count):
-        ahead = at + tokens[min(i + AHEAD, count - 1)] * step
+        ahead = source + tokens[min(i + AHEAD, count - 1)] * step
         for c in range(0, width * BYTES, 64):
             prefetch(ahead + c)
-        one, place = at + tokens[i] * step, to + i * row
+        one, place = source + tokens[i] * step, to + i * row
         for c in range(0, full * BYTES, WHOLE):
             store(place + c, load(one + c))
         if rest:
@@ -66,11 +66,11 @@ def attend_block(queries, rows, places, sizes, b, h, masks, count, workspaces, s
 
 
 @part
-def read_units(queries, rows, places, sizes, b, h, masks, taken, found, expected, workspaces, state):
+def read_units(queries, rows, places, sizes, b, h, masks, taken, page_count, expected, workspaces, state):
     """Attend to the tokens of units, and take these out of what is expected; return how many real ones they have."""
     tokens, size, first = workspaces[2], sizes[SIZE], sizes[FIRST]
     counts, real, count = places[COUNTS, 0] + b * places[COUNTS, 1], 0, 0
-    for i in range(found):
+    for i in range(page_count):
         unit = taken[i]
         real += load_short(counts + unit * places[COUNTS, 3])
         for t in range(max(first + (unit - 1) * size, 0), min(first + unit * size, sizes[OLD])):
@@ -82,6 +82,6 @@ def read_units(queries, rows, places, sizes, b, h, masks, taken, found, expected
     if count:
         attend_block(queries, rows, places, sizes, b, h, masks, count, workspaces, state)
     for row in range(rows):
-        for i in range(found):
+        for i in range(page_count):
             expected[row, taken[i]] = NOTHING
     return real

@@ -35,8 +35,8 @@ NO_FORM = (0, 0, 0, 0, 0, False)
 def queries_of(pair, places, sizes, scale, full, narrow):
     """Write a pair's queries times `scale`, and their channels as keys have them; return its sequence and KV head."""
     b, h, rows = pair // sizes[HEADS], pair % sizes[HEADS], sizes[GROUP]
-    at, place = address(places[QUERY], b, h * rows), places[QUERY]
-    read_queries(at, place[2], place[3], place[4], rows, 1, sizes[WIDTH], scale, full)
+    source, place = address(places[QUERY], b, h * rows), places[QUERY]
+    read_queries(source, place[2], place[3], place[4], rows, 1, sizes[WIDTH], scale, full)
     gather(full, rows, sizes[WIDTH], address(places[KEPT], b, h), places[KEPT, 4], sizes[KEPT_COUNT], narrow)
     return b, h
 

@@ -40,7 +40,7 @@ from .states import joined
 #: No token is drawn whose probability is smaller.
 SMALLEST = 1e-30
 #: Tokens of a word.
-EACH = TOKENS // WORDS
+PER_WORD = TOKENS // WORDS
 
 
 @part
@@ -48,15 +48,15 @@ def show_tokens(places, sizes, b, mask, first, shown):
     """Write which of 256 tokens from the `first` on exist, are no padding, and are not hidden from a query head."""
     counts = places[COUNTS, 0] + b * places[COUNTS, 1]
     for word in range(WORDS):
-        found = NONE
-        for place in range(EACH):
-            t = first + word * EACH + place
+        bits = NONE
+        for place in range(PER_WORD):
+            t = first + word * PER_WORD + place
             seen = t < sizes[OLD] and load_short(counts + t * places[COUNTS, 3]) != 0
             if seen and sizes[KIND] == BOOL:
                 seen = load_byte(mask + (sizes[SINKS] + t) * places[MASK, 4]) != 0
             if seen:
-                found |= np.int32(1) << np.int32(place)
-        shown[word] = found
+                bits |= np.int32(1) << np.int32(place)
+        shown[word] = bits
 
 
 @part
@@ -68,14 +68,14 @@ def bound_others(norms, count, length, cosines, counts, drawn, shown, line, larg
     for word in range(WORDS):
         left_out = drawn[word] | ~shown[word]
         if left_out != 0:
-            for place in range(min(EACH, count - word * EACH)):
+            for place in range(min(PER_WORD, count - word * PER_WORD)):
                 if (left_out >> place) & 1:
-                    line[word * EACH + place] = NOTHING
+                    line[word * PER_WORD + place] = NOTHING
     now, shrink, more = turn_into_shares(line, count, largest)
     if now == NOTHING:  # all are left out, or are no numbers, which the shares then say
         more, shrink = ZERO, np.float32(1)
         for t in range(count):
-            if line[t] != line[t] and not ((drawn[t // EACH] | ~shown[t // EACH]) >> (t % EACH)) & 1:
+            if line[t] != line[t] and not ((drawn[t // PER_WORD] | ~shown[t // PER_WORD]) >> (t % PER_WORD)) & 1:
                 more, now = np.float32(np.nan), ZERO
     return now, shrink, more
 
@@ -83,10 +83,10 @@ def bound_others(norms, count, length, cosines, counts, drawn, shown, line, larg
 @part(fastmath={"reassoc", "contract"})
 def centred_product(query, key, mean):
     """Product of a query with what a key is beside the mean."""
-    found = 0.0
+    product = 0.0
     for c in range(mean.shape[0]):
-        found += query[c] * (np.float64(key[c]) - mean[c])
-    return found
+        product += query[c] * (np.float64(key[c]) - mean[c])
+    return product
 
 
 @part
@@ -150,20 +150,20 @@ def draw(
     (b, h), lengths, rows = head, hashed[1], sizes[GROUP]
     reading, comparing = workspaces
     drawn, shown, counters, counts, line, tops, sums, tokens, heads = comparing
-    found = waiting = 0
+    drawn_count = waiting = 0
     for row in range(rows):
         tops[row], sums[row] = NOTHING, ZERO
     for block in range(start, stop):
-        at, first = address(places[CODES], b, h) + block * places[CODES, 3], block * TOKENS
+        codes_address, first = address(places[CODES], b, h) + block * places[CODES, 3], block * TOKENS
         count = min(TOKENS, sizes[OLD] - first)
         for row in range(rows):
             if row == 0 or sizes[KIND] == BOOL:
                 show_tokens(places, sizes, b, masks[row], first, shown)
             mine = start_of(words[row])
-            draw_tokens(at, mine, sizes[CODE_BITS], sizes[TABLES], drawn[row])
+            draw_tokens(codes_address, mine, sizes[CODE_BITS], sizes[TABLES], drawn[row])
             for word in range(WORDS):
                 drawn[row, word] &= shown[word]
-            count_differing(at, mine, sizes[SIDES], counters, counts)
+            count_differing(codes_address, mine, sizes[SIDES], counters, counts)
             length = scale * lengths[row]
             others = norms[first:], count, length, cosines, counts, drawn[row], shown, line
             tops[row], shrink, more = bound_others(*others, tops[row])
@@ -174,10 +174,10 @@ def draw(
                 any_head |= drawn[row, word]
             if any_head == 0:
                 continue
-            for place in range(EACH):
+            for place in range(PER_WORD):
                 if (any_head >> place) & 1 == 0:
                     continue
-                tokens[waiting], heads[waiting] = first + word * EACH + place, 0
+                tokens[waiting], heads[waiting] = first + word * PER_WORD + place, 0
                 for row in range(rows):
                     heads[waiting] |= np.int64((drawn[row, word] >> place) & 1) << row
                 waiting += 1
@@ -186,10 +186,10 @@ def draw(
             count = min(BLOCK, waiting - start)
             mine = tokens[start:], heads[start:]
             attend_drawn(mine, count, head, places, sizes, scale, hashed, norms, means, reading, state)
-            start, found = start + count, found + count
+            start, drawn_count = start + count, drawn_count + count
         for i in range(waiting - start):
             tokens[i], heads[i] = tokens[start + i], heads[start + i]
         waiting -= start
     for row in range(rows):
         rests[row] = joined(tops[row], sums[row]) if sums[row] == sums[row] else np.nan
-    return found
+    return drawn_count

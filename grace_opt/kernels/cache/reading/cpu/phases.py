@@ -47,16 +47,16 @@ def prepare(
     pair, places, sizes, factors, least, full, narrow, masks, workspaces, state, about, expected, ranks, numbers_at
 ):
     """Attend to the dense tokens, and say in which order units are read, and how many."""
-    rows, width, kept, units = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[UNITS]
+    rows, width, kept_count, units = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[UNITS]
     largest, sums, _ = state
     b, h = queries_of(pair, places, sizes, np.float32(factors[SCALE]) * LOG2E, full, narrow)
     reach_around, reach = zeros((full.shape[1],), np.float32), zeros((narrow.shape[1],), np.float32)
     attend_dense(full, places, sizes, b, h, masks, workspaces, state, reach_around)
-    for c in range(kept):
+    for c in range(kept_count):
         reach[c] = load_one(address(places[REACH], b, h) + c * BYTES)
     for row in range(rows):
         about[TERMS, row], about[AROUND, row] = (
-            terms_of(narrow[row], reach, kept),
+            terms_of(narrow[row], reach, kept_count),
             terms_of(full[row], reach_around, width),
         )
         about[MEAN, row], about[OFF, row], about[LENGTH, row] = 0.0, 0.0, -1.0

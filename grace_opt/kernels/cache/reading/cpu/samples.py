@@ -77,16 +77,16 @@ def plain_queries(pair, places, sizes, sign, means, full, narrow, hashed):
 def read_dense(pair, places, sizes, factors, masks, full, narrow, hashed, workspaces, states, about, plain, rests):
     """Attend to the dense tokens, clear what splits add up, and write what all of a pair's rows have."""
     largest, sums, products = states
-    rows, kept, splits = sizes[GROUP], sizes[KEPT_COUNT], sizes[SPLITS]
+    rows, kept_count, splits = sizes[GROUP], sizes[KEPT_COUNT], sizes[SPLITS]
     scale = factors[SCALE] * BITS
     clear(largest, sums, products)
     reach_around, reach = zeros((full.shape[1],), np.float32), zeros((narrow.shape[1],), np.float32)
     b, h = pair // sizes[HEADS], pair % sizes[HEADS]
-    for c in range(kept):
+    for c in range(kept_count):
         reach[c] = load_one(address(places[REACH], b, h) + c * BYTES)
     longest = array_at(address(places[LONGEST], b, h), (1,), np.float64)[0]
     for row in range(rows):
-        about[TERMS, row] = scale * (2 * terms_of(narrow[row], reach, kept) + hashed[1][row] * longest)
+        about[TERMS, row] = scale * (2 * terms_of(narrow[row], reach, kept_count) + hashed[1][row] * longest)
         about[MEAN, row] = scale * hashed[2][row]
     queries_of(pair, places, sizes, np.float32(factors[SIGN] * factors[SCALE]) * LOG2E, full, narrow)
     state = largest[splits], sums[splits], products[splits]
@@ -115,8 +115,8 @@ def finish_sample(pair, sizes, states, about, plain, rests, output, bounds_out):
                 read += np.float32(2.0) ** (largest[split, row] - top) * plain[split, row]
         terms = about[TERMS, row]
         most = max(terms, about[AROUND, row])
-        found = bound_of(rest + about[MEAN, row], joined(top, read), most, terms, sizes[WIDTH], every)
-        bounds_out[b, place] = found
+        bound = bound_of(rest + about[MEAN, row], joined(top, read), most, terms, sizes[WIDTH], every)
+        bounds_out[b, place] = bound
 
 
 @part
@@ -143,11 +143,11 @@ def attend_sample(phase, taken, places, sizes, factors, cosines, output, bounds_
         rows, d_v).
     """
     words, about, rests, drawn, largest, sums, plain, products = work
-    rows, width, kept, splits = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[SPLITS]
+    rows, width, kept_count, splits = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[SPLITS]
     pairs, padded_rows, value_width = words.shape[0], products.shape[2], products.shape[3]
     full = zeros((padded_rows, (width + LANES - 1) // LANES * LANES), np.float32)
-    narrow = zeros((padded_rows, (kept + LANES - 1) // LANES * LANES), np.float32)
-    hashed = zeros((rows, kept), np.float64), zeros((rows,), np.float64), zeros((rows,), np.float64)
+    narrow = zeros((padded_rows, (kept_count + LANES - 1) // LANES * LANES), np.float32)
+    hashed = zeros((rows, kept_count), np.float64), zeros((rows,), np.float64), zeros((rows,), np.float64)
     masks, logits = zeros((rows,), np.int64), zeros((ROWS, BLOCK + LANES), np.float32)
     scaled = zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
     reading = (
@@ -185,7 +185,7 @@ def attend_sample(phase, taken, places, sizes, factors, cosines, output, bounds_
             continue
         for row in range(rows):
             masks[row] = address(places[MASK], b, h * rows + row)
-        means = array_at(address(places[UPPER], b, h), (kept,), np.float64)
+        means = array_at(address(places[UPPER], b, h), (kept_count,), np.float64)
         plain_queries(pair, places, sizes, np.float32(factors[SIGN]), means, full, narrow, hashed)
         if phase == HASHED:
             start, stop = sides * split // splits, sides * (split + 1) // splits
@@ -224,37 +224,37 @@ def attend_sample(phase, taken, places, sizes, factors, cosines, output, bounds_
 @c_function("void(intp)")
 def attend_sample_at(data):
     """`attend_sample`, as threads call it: with the addresses of the arrays, and their sizes."""
-    given = array_at(data, (20,), np.int64)
+    table = array_at(data, (20,), np.int64)
     batch, query_heads, width, heads, padded_rows, splits, wide = (
-        given[7],
-        given[8],
-        given[9],
-        given[10],
-        given[11],
-        given[12],
-        given[13],
+        table[7],
+        table[8],
+        table[9],
+        table[10],
+        table[11],
+        table[12],
+        table[13],
     )
-    pairs, rows, sizes = batch * heads, query_heads // heads, array_at(given[2], (14,), np.int64)
-    places, sides, bits = array_at(given[1], (PLACES, 5), np.int64), sizes[SIDES], given[14]
+    pairs, rows, sizes = batch * heads, query_heads // heads, array_at(table[2], (14,), np.int64)
+    places, sides, bits = array_at(table[1], (PLACES, 5), np.int64), sizes[SIDES], table[14]
     count = pairs * (splits + 1) * rows
     work = (
-        array_at(given[15], (pairs, rows, sides), np.int32),
-        array_at(given[16], (pairs, ABOUT, rows), np.float64),
-        array_at(given[17], (pairs, splits, rows), np.float64),
-        array_at(given[18], (pairs, splits), np.int64),
-        array_at(given[19], (pairs, splits + 1, rows), np.float32),
-        array_at(given[19] + count * BYTES, (pairs, splits + 1, rows), np.float32),
-        array_at(given[19] + 2 * count * BYTES, (pairs, splits + 1, rows), np.float32),
-        array_at(given[19] + 3 * count * BYTES, (pairs, splits + 1, padded_rows, wide), np.float32),
+        array_at(table[15], (pairs, rows, sides), np.int32),
+        array_at(table[16], (pairs, ABOUT, rows), np.float64),
+        array_at(table[17], (pairs, splits, rows), np.float64),
+        array_at(table[18], (pairs, splits), np.int64),
+        array_at(table[19], (pairs, splits + 1, rows), np.float32),
+        array_at(table[19] + count * BYTES, (pairs, splits + 1, rows), np.float32),
+        array_at(table[19] + 2 * count * BYTES, (pairs, splits + 1, rows), np.float32),
+        array_at(table[19] + 3 * count * BYTES, (pairs, splits + 1, padded_rows, wide), np.float32),
     )
     attend_sample(
-        given[6],
-        array_at(given[0], (1,), np.int64),
+        table[6],
+        array_at(table[0], (1,), np.int64),
         places,
         sizes,
-        array_at(given[3], (2,), np.float64),
+        array_at(table[3], (2,), np.float64),
         array_at(places[LEVELS, 0], (batch, bits + 1), np.float64),
-        array_at(given[4], (batch, query_heads, width), np.float32),
-        array_at(given[5], (batch, query_heads), np.float64),
+        array_at(table[4], (batch, query_heads, width), np.float32),
+        array_at(table[5], (batch, query_heads), np.float64),
         work,
     )

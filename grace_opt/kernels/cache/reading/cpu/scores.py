@@ -77,12 +77,12 @@ def score_tokens(queries, rows, places, sizes, b, h, start, stop, expected, scal
         four, to = start_of(scaled) + first * step, start_of(expected) + first * out_step
         for t in range(start, stop, 2 * LANES):
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = spread(ZERO)
-            at = address(place, b, h) + t
+            codes_address = address(place, b, h) + t
             for c in range(lead):
-                x, y = load_byte_levels(at, 0, 8), load_byte_levels(at + LANES, 0, 8)
+                x, y = load_byte_levels(codes_address, 0, 8), load_byte_levels(codes_address + LANES, 0, 8)
                 a0, a1, a2, a3 = add_multiples(four + c * BYTES, step, x, a0, a1, a2, a3)
                 b0, b1, b2, b3 = add_multiples(four + c * BYTES, step, y, b0, b1, b2, b3)
-                at += place[3]
+                codes_address += place[3]
             store_four(to + t * BYTES, out_step, a0, a1, a2, a3)
             store_four(to + t * BYTES + WHOLE, out_step, b0, b1, b2, b3)
     counts, u = places[COUNTS, 0] + b * places[COUNTS, 1], start
@@ -136,8 +136,8 @@ def hide_units(rows, places, sizes, masks, expected):
 def score(pair, split, places, sizes, factors, full, narrow, half, expected):
     """Score the units of a split."""
     rows, units = sizes[GROUP], sizes[UNITS]
-    some = (units // sizes[SPLITS] // (2 * LANES) + 1) * 2 * LANES  # an odd number writes one more
-    start, stop = min(split * some, units), min((split + 1) * some, units)
+    size = (units // sizes[SPLITS] // (2 * LANES) + 1) * 2 * LANES  # an odd number writes one more
+    start, stop = min(split * size, units), min((split + 1) * size, units)
     if start < stop:
         b, h = queries_of(pair, places, sizes, np.float32(factors[SCALE]) * LOG2E, full, narrow)
         if sizes[LEAD]:

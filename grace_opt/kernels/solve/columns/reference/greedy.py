@@ -133,8 +133,8 @@ def _together(
         taken = step < k
         if left() <= 0:
             rest = scores.argsort(dim=-1, stable=True)[:, : k_max - step]
-            wanted = torch.arange(step, k_max, device=W.device) < k.unsqueeze(-1)
-            order[:, step:] = torch.where(wanted, rest, -1)
+            needed = torch.arange(step, k_max, device=W.device) < k.unsqueeze(-1)
+            order[:, step:] = torch.where(needed, rest, -1)
             cut = taken
             break
         best = first_argmin(scores).unsqueeze(-1)
@@ -154,9 +154,9 @@ def cost_path(W: ColumnWeights, order: Tensor) -> Tensor:
     for b, row in enumerate(order):
         one, taken = W[b], row[row >= 0]
         rises, place = one.diagonal()[taken], torch.arange(len(taken), device=order.device)
-        for at in blocks(len(taken), len(taken), order.device):
-            before = place.unsqueeze(-1) < at
-            rises[at] += 2 * torch.where(before, one.block(taken, taken[at]), 0.0).sum(0)
+        for block in blocks(len(taken), len(taken), order.device):
+            before = place.unsqueeze(-1) < block
+            rises[block] += 2 * torch.where(before, one.block(taken, taken[block]), 0.0).sum(0)
         path[b, 0] = 0.0
         path[b, 1 : len(taken) + 1] = rises.cumsum(0)
     return path

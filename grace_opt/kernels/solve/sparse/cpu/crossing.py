@@ -109,7 +109,7 @@ def _least(g, x, place, out, into, rank, v):
 
     Of equals, the one of the least rank, or if there are no ranks, the first.
     """
-    bound, found = np.inf, -1
+    bound, vertex = np.inf, -1
     first, last = g.indptr[v], g.indptr[v + 1]
     for p in range(first, last):
         u = g.indices[p]
@@ -117,9 +117,9 @@ def _least(g, x, place, out, into, rank, v):
             more = (last - first) - (g.indptr[u + 1] - g.indptr[u])
             if more > 0 or (more == 0 and v > u):
                 one = key_of(x, place, out, into, u) - 2.0 * g.data[p]
-                if one < bound or (one == bound and len(rank) > 0 and rank[u] < rank[found]):
-                    bound, found = one, u
-    return bound, found
+                if one < bound or (one == bound and len(rank) > 0 and rank[u] < rank[vertex]):
+                    bound, vertex = one, u
+    return bound, vertex
 
 
 @part

@@ -49,38 +49,38 @@ def best_exchange(g, crossing, x, leave, enter, best, stack):
     stack[0, 0] = 0
     while waiting > 0:
         waiting -= 1
-        at = stack[0, waiting]
-        key = leave.keys[at]
+        position = stack[0, waiting]
+        key = leave.keys[position]
         if key + low >= best:
             continue
-        for child in range(min(4 * at + 4, leave.held[0] - 1), 4 * at, -1):
+        for child in range(min(4 * position + 4, leave.held[0] - 1), 4 * position, -1):
             stack[0, waiting] = child
             waiting += 1
-        found, j = partner(g, leave.vertices[at], key, enter, best, stack[1])
+        change, j = partner(g, leave.vertices[position], key, enter, best, stack[1])
         if j >= 0:
-            best, bi, bj = found, leave.vertices[at], j
+            best, bi, bj = change, leave.vertices[position], j
     return best, bi, bj
 
 
 @part
 def partner(g, v, key, heap, best, stack):
     """Return the best exchange of v, which costs `key`, with an entry of the heap, if below `best`."""
-    found, waiting = -1, 1
+    vertex, waiting = -1, 1
     stack[0] = 0
     if heap.held[0] == 0:
-        return best, found
+        return best, vertex
     while waiting > 0:
         waiting -= 1
-        at = stack[waiting]
-        if key + heap.keys[at] >= best:
+        position = stack[waiting]
+        if key + heap.keys[position] >= best:
             continue
-        for child in range(min(4 * at + 4, heap.held[0] - 1), 4 * at, -1):
+        for child in range(min(4 * position + 4, heap.held[0] - 1), 4 * position, -1):
             stack[waiting] = child
             waiting += 1
-        total = (key + heap.keys[at]) - 2.0 * weight_of(g, v, heap.vertices[at])
+        total = (key + heap.keys[position]) - 2.0 * weight_of(g, v, heap.vertices[position])
         if total < best:
-            best, found = total, heap.vertices[at]
-    return best, found
+            best, vertex = total, heap.vertices[position]
+    return best, vertex
 
 
 @jit(ahead=[i8(GRAPH, f8, b1[::1], f8[::1], f8[::1], i8[::1], HEAP, HEAP, CROSSING, i8)])

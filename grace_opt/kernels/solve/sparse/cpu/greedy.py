@@ -66,9 +66,9 @@ def begin_drop(g, free, heap, held, rest):
             grain = min(grain, abs(g.nodes[v]))
     for p in range(len(g.data)):
         grain = min(grain, abs(g.data[p]))
-    for at in range(heap.held[0]):
-        heap.keys[at] = _leaving(g, heap.place, heap.vertices[at], held, rest)
-        most = max(most, held[heap.vertices[at]])
+    for position in range(heap.held[0]):
+        heap.keys[position] = _leaving(g, heap.place, heap.vertices[position], held, rest)
+        most = max(most, held[heap.vertices[position]])
     arrange(heap)
     return grain, most / DWARFING_RATIO > grain  # else no sum can shrink that far
 
@@ -111,12 +111,12 @@ def _leaving(g, place, vertex, held, rest):
 
 
 @jit(ahead=[void(GRAPH, i8[::1], f8[::1])])
-def path(g, taken, found):
-    """Fill `found` (len(taken) + 1,) with f of the first vertices of an order, for every length."""
+def path(g, taken, output):
+    """Fill `output` (len(taken) + 1,) with f of the first vertices of an order, for every length."""
     sums = np.zeros(len(g.nodes))
-    found[0] = 0.0
+    output[0] = 0.0
     for step in range(len(taken)):
         vertex = taken[step]
-        found[step + 1] = found[step] + (g.nodes[vertex] + 2.0 * sums[vertex])
+        output[step + 1] = output[step] + (g.nodes[vertex] + 2.0 * sums[vertex])
         for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
             sums[g.indices[p]] += g.data[p]

@@ -38,41 +38,41 @@ def new_heap(place: Any, rank: Any) -> Heap:
 
 
 @part
-def before(heap, key, vertex, at):
+def before(heap, key, vertex, position):
     """Whether an entry comes before the one at a place."""
-    if key != heap.keys[at]:
-        return key < heap.keys[at]
+    if key != heap.keys[position]:
+        return key < heap.keys[position]
     if len(heap.rank) == 0:
-        return vertex < heap.vertices[at]
-    return heap.rank[vertex] < heap.rank[heap.vertices[at]]
+        return vertex < heap.vertices[position]
+    return heap.rank[vertex] < heap.rank[heap.vertices[position]]
 
 
 @part
-def write(heap, at, key, vertex):
+def write(heap, position, key, vertex):
     """Write an entry to a place."""
-    heap.keys[at], heap.vertices[at], heap.place[vertex] = key, vertex, at
+    heap.keys[position], heap.vertices[position], heap.place[vertex] = key, vertex, position
 
 
 @part
-def up(heap, at):
+def up(heap, position):
     """Move an entry up to where it belongs; return where."""
-    key, vertex = heap.keys[at], heap.vertices[at]
-    while at > 0:
-        above = (at - 1) >> 2
+    key, vertex = heap.keys[position], heap.vertices[position]
+    while position > 0:
+        above = (position - 1) >> 2
         if not before(heap, key, vertex, above):
             break
-        write(heap, at, heap.keys[above], heap.vertices[above])
-        at = above
-    write(heap, at, key, vertex)
-    return at
+        write(heap, position, heap.keys[above], heap.vertices[above])
+        position = above
+    write(heap, position, key, vertex)
+    return position
 
 
 @part
-def down(heap, at):
+def down(heap, position):
     """Move an entry down to where it belongs."""
-    size, key, vertex = heap.held[0], heap.keys[at], heap.vertices[at]
+    size, key, vertex = heap.held[0], heap.keys[position], heap.vertices[position]
     while True:
-        first = 4 * at + 1
+        first = 4 * position + 1
         if first >= size:
             break
         least = first
@@ -81,9 +81,9 @@ def down(heap, at):
                 least = child
         if before(heap, key, vertex, least):
             break
-        write(heap, at, heap.keys[least], heap.vertices[least])
-        at = least
-    write(heap, at, key, vertex)
+        write(heap, position, heap.keys[least], heap.vertices[least])
+        position = least
+    write(heap, position, key, vertex)
 
 
 @part
@@ -96,8 +96,8 @@ def put(heap, vertex, key):
 @part
 def arrange(heap):
     """Make a heap of entries in any order."""
-    for at in range((heap.held[0] - 2) >> 2, -1, -1):
-        down(heap, at)
+    for position in range((heap.held[0] - 2) >> 2, -1, -1):
+        down(heap, position)
 
 
 @part
@@ -110,21 +110,21 @@ def push(heap, vertex, key):
 @part
 def take_out(heap, vertex):
     """Remove a vertex."""
-    at, last = heap.place[vertex], heap.held[0] - 1
+    position, last = heap.place[vertex], heap.held[0] - 1
     heap.held[0] = last
     heap.place[vertex] = -1
-    if at != last:
-        write(heap, at, heap.keys[last], heap.vertices[last])
-        down(heap, up(heap, at))
+    if position != last:
+        write(heap, position, heap.keys[last], heap.vertices[last])
+        down(heap, up(heap, position))
 
 
 @part
 def change(heap, vertex, key):
     """Give a vertex another key."""
-    at = heap.place[vertex]
-    earlier = key < heap.keys[at]
-    heap.keys[at] = key
+    position = heap.place[vertex]
+    earlier = key < heap.keys[position]
+    heap.keys[position] = key
     if earlier:
-        up(heap, at)
+        up(heap, position)
     else:
-        down(heap, at)
+        down(heap, position)

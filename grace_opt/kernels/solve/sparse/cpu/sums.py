@@ -45,10 +45,10 @@ def objective(g, mask):
 def least_weight(g):
     """Return the least absolute weight that is not 0; infinite if there is none."""
     least = np.inf
-    for each in (g.nodes, g.data):
-        for p in range(len(each)):
-            if each[p] != 0.0:
-                least = min(least, abs(each[p]))
+    for weights in (g.nodes, g.data):
+        for p in range(len(weights)):
+            if weights[p] != 0.0:
+                least = min(least, abs(weights[p]))
     return least
 
 
@@ -91,10 +91,10 @@ def weight_of(g, i, j):
 
 
 @jit(ahead=[void(GRAPH, i4[::1], i4[::1], f8[::1])])
-def fill_weights(g, first, second, found):
+def fill_weights(g, first, second, output):
     """Set the weights of pairs of vertices."""
-    for p in range(len(found)):
-        found[p] = weight_of(g, first[p], second[p])
+    for p in range(len(output)):
+        output[p] = weight_of(g, first[p], second[p])
 
 
 @part

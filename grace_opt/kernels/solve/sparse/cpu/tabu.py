@@ -26,9 +26,9 @@ def start(g, x, cost, leave, enter, blocked, crossing, values, rng):
     n = len(x)
     leave.held[0] = enter.held[0] = blocked.held[0] = 0
     for v in range(n):  # shuffled inside out
-        at = draw(rng, v + 1)
-        leave.rank[v] = leave.rank[at]
-        leave.rank[at] = v
+        other = draw(rng, v + 1)
+        leave.rank[v] = leave.rank[other]
+        leave.rank[other] = v
         leave.place[v] = blocked.place[v] = -1
     for v in range(n):
         cost[v] = cost_of(g, x, v)
@@ -169,10 +169,10 @@ def _exchange(g, grain, x, cost, leave, enter, blocked, crossing, i, j):
 @part
 def _in_spite_of_tabu(g, top, most, x, cost, leave, enter, blocked, step, i, j, wish, stack):
     """Return the exchange given, or a better one with vertices that are tabu, if it is below `wish`."""
-    limit, found_i, found_j = min(step, wish), -1, -1
+    limit, out_vertex, in_vertex = min(step, wish), -1, -1
     out, into = np.inf, np.inf
-    for at in range(blocked.held[0]):
-        v = blocked.vertices[at]
+    for position in range(blocked.held[0]):
+        v = blocked.vertices[position]
         if x[v]:
             key, others = -cost[v], enter
             out = min(out, key)
@@ -187,7 +187,7 @@ def _in_spite_of_tabu(g, top, most, x, cost, leave, enter, blocked, step, i, j, 
             u = other if other >= 0 else u
         if u >= 0:
             limit = total
-            found_i, found_j = (v, u) if x[v] else (u, v)
+            out_vertex, in_vertex = (v, u) if x[v] else (u, v)
     if out + into - 2.0 * most < limit:
         for a in range(blocked.held[0]):
             for b in range(blocked.held[0]):
@@ -195,18 +195,18 @@ def _in_spite_of_tabu(g, top, most, x, cost, leave, enter, blocked, step, i, j, 
                 if x[v] and not x[u]:
                     total = (cost[u] - cost[v]) - 2.0 * weight_of(g, v, u)
                     if total < limit:
-                        limit, found_i, found_j = total, v, u
-    return (limit, found_i, found_j) if found_i >= 0 else (step, i, j)
+                        limit, out_vertex, in_vertex = total, v, u
+    return (limit, out_vertex, in_vertex) if out_vertex >= 0 else (step, i, j)
 
 
 @part
 def _neighbour(g, v, key, x, heap, best):
     """As `partner`, among neighbours by an edge of positive weight on the other side."""
-    found = -1
+    vertex = -1
     for p in range(g.indptr[v], g.indptr[v + 1]):
         u = g.indices[p]
         if g.data[p] > 0.0 and x[u] != x[v] and heap.place[u] >= 0:
             total = (key + heap.keys[heap.place[u]]) - 2.0 * g.data[p]
             if total < best:
-                best, found = total, u
-    return best, found
+                best, vertex = total, u
+    return best, vertex
