@@ -14,7 +14,21 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from .forms import COUNT, END, FIELDS, KEYS, LEVEL, LEVEL_BYTES, LEVELS, MEANS, NEWEST, PLANES, SCALES, UNIT, VALUES
+from .forms import (
+    COUNT,
+    END,
+    FIELDS,
+    HEAD_SCALE,
+    KEYS,
+    LEVEL,
+    LEVEL_BYTES,
+    LEVELS,
+    MEANS,
+    NEWEST,
+    PLANES,
+    SCALES,
+    VALUES,
+)
 
 #: Approximate number of tasks to share among threads, and the fewest and most columns of one: sorting its channels
 #: takes about as long as two hundred columns, and logits of four rows should stay in a processor's caches.
@@ -190,7 +204,7 @@ def units_of(keys: StoredCodes, values: StoredCodes, heads: int, newest: bool = 
     units[..., NEWEST] = np.arange(blocks * heads) // heads * keys.counts[0] if newest else -1
     for first, codes in ((KEYS, keys), (VALUES, values)):
         widths = codes.widths().cpu().numpy()
-        _describe(units[..., first : first + UNIT + 1], codes, widths)
+        _describe(units[..., first : first + HEAD_SCALE + 1], codes, widths)
     units = units.reshape(classes, blocks, heads, FIELDS).transpose(2, 0, 1, 3).reshape(heads, -1, FIELDS)
     return np.ascontiguousarray(units[:, units[0, :, COUNT] > 0])
 
@@ -210,4 +224,4 @@ def _describe(fields: Numbers, codes: StoredCodes, widths: npt.NDArray[np.uint8]
     fields[..., LEVEL_BYTES] = codes.levels.shape[1]
     fields[..., LEVEL] = numbers * width
     fields[..., MEANS] = codes.means.data_ptr() + 2 * width * np.arange(heads)
-    fields[..., UNIT] = codes.unit.data_ptr() + 4 * np.arange(heads)
+    fields[..., HEAD_SCALE] = codes.unit.data_ptr() + 4 * np.arange(heads)

@@ -207,9 +207,9 @@ def _check_shapes(
     }
     for name, stored in (("pruned_keys", pruned_keys), ("old_values", old_values)):
         if isinstance(stored, Packed):
-            units = stored.shape[2] // (stored.group_size if isinstance(stored, PackedKeys) else 1)
+            token_groups = stored.shape[2] // (stored.group_size if isinstance(stored, PackedKeys) else 1)
             expected[f"{name}.table"] = (stored.table, (batch, stored.table.shape[1], ENTRIES))
-            expected[f"{name}.owners"] = (stored.owners, (units,))
+            expected[f"{name}.owners"] = (stored.owners, (token_groups,))
     for name, (tensor, shape) in expected.items():
         if tensor.shape != shape:
             raise CacheError(

@@ -73,7 +73,7 @@ def _in_few_bits(keys: Tensor, values: Tensor) -> tuple[PackedKeys, PackedValues
     return packed_keys, packed_values, dense_keys, dense_values
 
 
-def _packed(rows: Tensor, bits: int, units: int, heads: int, dtype: torch.dtype) -> dict[str, Any]:
+def _packed(rows: Tensor, bits: int, token_groups: int, heads: int, dtype: torch.dtype) -> dict[str, Any]:
     """All but the shape of what has as many rows of levels per sequence as fill its bytes or int32."""
     element, shared = element_of(bits)
     parts = enumerate(rows.to(element).chunk(shared, dim=1))
@@ -90,7 +90,7 @@ def _packed(rows: Tensor, bits: int, units: int, heads: int, dtype: torch.dtype)
         "table": torch.tensor(
             [[(part.data_ptr(), *parameters, *places)] for part in packed], dtype=torch.int64, device=rows.device
         ),
-        "owners": torch.zeros(units, dtype=torch.int32, device=rows.device),
+        "owners": torch.zeros(token_groups, dtype=torch.int32, device=rows.device),
         "tensors": (packed, scale, zero),
     }
 

@@ -86,7 +86,7 @@ def divide(squares, energy, distortions, costs, bits, levels):
 
 
 @part(error_model="numpy")
-def unit_of(largest, small, large, lowest):
+def head_scale_of(largest, small, large, lowest):
     """Return 1, or the power of two that brings numbers that are too large or too small into float16."""
     if small <= largest <= large:
         return np.float32(1.0)
@@ -98,7 +98,7 @@ def unit_of(largest, small, large, lowest):
 
 @part(error_model="numpy")
 def code_head(block, weights, energy, bits, tables, outputs):
-    """Code the coordinates of a head; return its unit."""
+    """Code the coordinates of a head; return its scale."""
     counts, costs, widths, distortions, small, large, lowest, books, edges, even, trellis = tables
     levels, means, scales, planes = outputs
     classes, width = levels.shape
@@ -118,11 +118,11 @@ def code_head(block, weights, energy, bits, tables, outputs):
         for j in range(width):
             squares[c, j] /= relative * relative
     divide(squares, energy, distortions, costs, bits, levels)
-    unit = unit_of(largest, small, large, lowest)
-    if unit != 1:
+    head_scale = head_scale_of(largest, small, large, lowest)
+    if head_scale != 1:
         for j in range(width):
             for t in range(length):
-                block[j, t] /= unit
+                block[j, t] /= head_scale
     for j in range(width):
         means[j] = np.float32(mean(block[j][:length]))
     round_to_half(means)
@@ -135,7 +135,7 @@ def code_head(block, weights, energy, bits, tables, outputs):
     for c in range(classes):
         round_to_half(scales[c])
     code(rows, means, wide, counts, edges, trellis, even, scales, planes)
-    return unit
+    return head_scale
 
 
 @part
@@ -197,8 +197,8 @@ def code_heads(taken, records, shared):
         weights = array_at(record[forms.WEIGHTS], (heads, tokens), np.float32)[head]
         energy = array_at(record[forms.ENERGY], (heads, width), np.float64)[head]
         bits = array_at(record[forms.BITS], (heads,), np.float64)[head]
-        unit = array_at(record[forms.UNIT], (heads,), np.float32)
-        unit[head] = code_head(block, weights, energy, bits, tables, outputs)
+        head_scale = array_at(record[forms.HEAD_SCALE], (heads,), np.float32)
+        head_scale[head] = code_head(block, weights, energy, bits, tables, outputs)
 
 
 @c_function("void(intp)")

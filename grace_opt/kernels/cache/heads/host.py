@@ -59,7 +59,7 @@ def code_heads(kinds: Sequence[Heads], tables: Tables, books: Codebooks) -> list
         inner = [forms.ENCODE, forms.ORDER, forms.WEIGHTS, forms.ENERGY, forms.BITS]
         records[number, inner] = [tensor.data_ptr() for tensor in inputs]
         records[number, [forms.HEADS, forms.TOKENS, forms.WIDTH, forms.CAPACITY]] = heads, tokens, width, capacity
-        outer = [forms.LEVELS, forms.MEANS, forms.SCALES, forms.UNIT, forms.PLANES]
+        outer = [forms.LEVELS, forms.MEANS, forms.SCALES, forms.HEAD_SCALE, forms.PLANES]
         records[number, outer] = [tensor.data_ptr() for tensor in results]
     taken = np.zeros(2, np.int64)
     addresses = [array.ctypes.data for array in (taken, records, shared)]
@@ -69,7 +69,13 @@ def code_heads(kinds: Sequence[Heads], tables: Tables, books: Codebooks) -> list
 
 
 def _coded(
-    tables: Tables, counts: Sequence[int], levels: Tensor, means: Tensor, scales: Tensor, unit: Tensor, planes: Tensor
+    tables: Tables,
+    counts: Sequence[int],
+    levels: Tensor,
+    means: Tensor,
+    scales: Tensor,
+    head_scale: Tensor,
+    planes: Tensor,
 ) -> Coded:
     """Put the heads' planes together, class by class."""
     numbers = tables.widths[levels].sum(2).tolist()  # (H, C)
@@ -85,6 +91,6 @@ def _coded(
         levels.transpose(0, 1),
         means.to(torch.float16),
         scales.transpose(0, 1).to(torch.float16),
-        unit,
+        head_scale,
         tuple(torch.from_numpy(np.concatenate(planes_of_class)) for planes_of_class in by_class),
     )

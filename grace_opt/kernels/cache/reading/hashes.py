@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..._shared.limits import BITS, BITS_AT_ONCE
-from .units import Placed
+from .pages import Placed
 
 #: Tables in which a token's code must be the query's.
 COLLISIONS = 2
@@ -58,8 +58,8 @@ class HashTables(Placed):
         ``(B, H, d')``, float32 or wider: what keys are centred by.
     highest : Tensor
         ``(B, L K + 1)`` float64: cosines from `highest_cosines`, by the number of equal bits.
-    counts : Tensor
-        ``(B, S_p)`` int32: 1 for real tokens, 0 for padding.
+    tokens_per_page : Tensor
+        ``(B, S_p)`` int32: 1 for real tokens, 0 for padding; each is a page of its own.
     reach : Tensor
         ``(B, H, d')``: the largest absolute number of each channel.
     places : dict
@@ -72,7 +72,7 @@ class HashTables(Placed):
     norms: Tensor
     mean: Tensor
     highest: Tensor
-    counts: Tensor
+    tokens_per_page: Tensor
     reach: Tensor
     places: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -91,7 +91,7 @@ class HashTables(Placed):
             norms=torch.linalg.vector_norm(centred, dim=-1).masked_fill(~real[:, None], 0.0),
             mean=mean,
             highest=highest_cosines(real.sum(-1), tables * bits, confidence),
-            counts=real.to(torch.int32),
+            tokens_per_page=real.to(torch.int32),
             reach=shown.abs().amax(2),
         )
 

@@ -111,7 +111,7 @@ def _check_shapes(query: Tensor, stored: Stored, tables: HashTables) -> None:
             "norms": (tables.norms, (batch, heads, old)),
             "mean": (tables.mean, (batch, heads, kept_count)),
             "highest": (tables.highest, (batch, planes + 1)),
-            "counts": (tables.counts, (batch, old)),
+            "tokens_per_page": (tables.tokens_per_page, (batch, old)),
             "reach": (tables.reach, (batch, heads, kept_count)),
         },
     )

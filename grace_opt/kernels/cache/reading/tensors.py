@@ -15,8 +15,8 @@ from ..._shared.switches import LLVM, is_off
 from ..decode.checks import check_lengths, kind_of_mask
 from .forms import COUNTS, KEPT, MASK, OLD_KEYS, OLD_VALUES, PLACES, QUERY, REACH, SINK_KEYS, TAIL_KEYS, TAIL_VALUES
 from .hashes import HashTables
+from .pages import PageScores
 from .stored import Stored
-from .units import Units
 
 #: Most query heads of a KV head.
 MAX_GROUP = 64
@@ -27,18 +27,18 @@ ALONE_BELOW = 2**17
 
 
 def unsupported_reason(
-    query: Tensor, stored: Stored, mask: Tensor | None, softcap: float | None, units: Units | HashTables
+    query: Tensor, stored: Stored, mask: Tensor | None, softcap: float | None, pages: PageScores | HashTables
 ) -> str | None:
     """Return why the compiled loops do not support these tensors, or None if they do.
 
     Parameters
     ----------
-    query, stored, units
+    query, stored, pages
         What is read, as `grace_opt.kernels.cache.reading.reference.attention` gets it.
     mask, softcap
         As there.
     """
-    tensors = (query, *stored._replace(kept_indices=stored.keys), units.reach)
+    tensors = (query, *stored._replace(kept_indices=stored.keys), pages.reach)
     if is_off(LLVM):
         return f"{LLVM}=0 turns off what is written as LLVM instructions"
     if not all(t.is_cpu and t.dtype == torch.float32 for t in tensors):
@@ -110,32 +110,38 @@ class ReadAddresses(NamedTuple):
 
 
 def stored_of(
-    units: Units | HashTables, stored: Stored, place_units: Callable[[npt.NDArray[np.int64]], list[Tensor]]
+    pages: PageScores | HashTables, stored: Stored, place_pages: Callable[[npt.NDArray[np.int64]], list[Tensor]]
 ) -> npt.NDArray[np.int64]:
     """Return the locations of what is read in every step, listed once for as long as the tensors stay where they are.
 
     Parameters
     ----------
-    units, stored
+    pages, stored
         As in `unsupported_reason`.
-    place_units : callable
-        Writes where the tensors of `units` are, but for `counts` and `reach`; returns those to keep alive.
+    place_pages : callable
+        Writes where the tensors of `pages` are, but for `tokens_per_page` and `reach`; returns those to keep alive.
     """
-    tensors = stored.keys, stored.kept_indices, stored.sink_keys, stored.old_values, units.counts, units.reach
+    tensors = stored.keys, stored.kept_indices, stored.sink_keys, stored.old_values, pages.tokens_per_page, pages.reach
     where = tuple((t.data_ptr(), t.shape, t.stride()) for t in tensors)
-    addresses: ReadAddresses | None = units.places.get("addresses")
+    addresses: ReadAddresses | None = pages.places.get("addresses")
     if addresses is not None and addresses.where == where:
         return addresses.places.copy()
-    kept_indices, counts = stored.kept_indices.to(torch.int64).contiguous(), units.counts.to(torch.int32).contiguous()
-    reach, rows = units.reach.contiguous(), [rowwise(t) for t in (stored.sink_keys, stored.keys, stored.old_values)]
+    kept_indices, tokens_per_page = (
+        stored.kept_indices.to(torch.int64).contiguous(),
+        pages.tokens_per_page.to(torch.int32).contiguous(),
+    )
+    reach, rows = pages.reach.contiguous(), [rowwise(t) for t in (stored.sink_keys, stored.keys, stored.old_values)]
     places = np.zeros((PLACES, 5), np.int64)
     places[KEPT] = [kept_indices.data_ptr(), 8 * kept_indices.stride(0), 8 * kept_indices.stride(1), 0, 8]
     for row, tensor in zip((SINK_KEYS, OLD_KEYS, OLD_VALUES), rows, strict=True):
         places[row] = place(tensor)
-    places[COUNTS], places[REACH] = [counts.data_ptr(), 4 * counts.stride(0), 0, 4, 0], [*place(reach), 0]
+    places[COUNTS], places[REACH] = (
+        [tokens_per_page.data_ptr(), 4 * tokens_per_page.stride(0), 0, 4, 0],
+        [*place(reach), 0],
+    )
     # What was given is kept alive as well: as long as it is, nothing else can be at its address.
-    units.places["addresses"] = ReadAddresses(
-        where, places, [*tensors, kept_indices, counts, reach, *rows, *place_units(places)]
+    pages.places["addresses"] = ReadAddresses(
+        where, places, [*tensors, kept_indices, tokens_per_page, reach, *rows, *place_pages(places)]
     )
     return places.copy()
 

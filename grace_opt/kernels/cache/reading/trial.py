@@ -9,9 +9,9 @@ import torch
 from ..._shared.cases import draw
 from . import host, reference, sampled, sampled_host
 from .hashes import HashTables
+from .pages import FirstChannels, PageRanges, PageScores
 from .reference import Few
 from .stored import Stored
-from .units import FirstChannels, PageRanges, Units
 
 
 def cpu() -> bool:
@@ -24,17 +24,17 @@ def cpu() -> bool:
     reach, channels = keys.abs().amax(2), FirstChannels.of(keys, torch.ones(2, 301, dtype=torch.bool, device=device), 7)
     whole = keys[:, :, 1:].reshape(2, 3, 75, 4, 20)
     lower, upper = (torch.cat([keys[:, :, :1], end], 2) for end in (whole.amin(3), whole.amax(3)))
-    counts = torch.full((2, 76), 4, dtype=torch.int32, device=device)
-    counts[:, 0] = 1
-    pages = PageRanges(4, 1, lower, upper, counts, reach)
+    tokens_per_page = torch.full((2, 76), 4, dtype=torch.int32, device=device)
+    tokens_per_page[:, 0] = 1
+    pages = PageRanges(4, 1, lower, upper, tokens_per_page, reach)
     least = torch.tensor([20, 31], dtype=torch.int64, device=device)
     stored = Stored(keys, kept_indices, sinks, tail, old, new)
-    cases: list[tuple[Units, dict[str, Any]]] = [
+    cases: list[tuple[PageScores, dict[str, Any]]] = [
         (pages, {}), (channels, {}), (channels, {"top_p": 0.7}), (pages, {"epsilon": 0.3}), (channels, {"epsilon": 0.2})
     ]  # fmt: skip
-    for units, more in cases:
-        actual = host.read_attention(query, stored, units, least, 31, **more)
-        expected = reference.attention(query, stored, units, least, 31, **more)
+    for scores, more in cases:
+        actual = host.read_attention(query, stored, scores, least, 31, **more)
+        expected = reference.attention(query, stored, scores, least, 31, **more)
         if not _agree(actual, expected):
             return False
     real = torch.arange(301, device=device) >= torch.tensor([[0], [100]], dtype=torch.int64, device=device)

@@ -8,7 +8,7 @@ from ...._shared.jit import part
 from ...._shared.lanes import compute, load_byte, load_one
 from ...._shared.memory import start_of
 from ...decode.cpu import ZERO
-from ..forms import LEVEL, LEVEL_BYTES, LEVELS, MEANS, PLANES, SCALES, UNIT, WIDTHS
+from ..forms import HEAD_SCALE, LEVEL, LEVEL_BYTES, LEVELS, MEANS, PLANES, SCALES, WIDTHS
 from .levels import load_half
 from .products import BLOCK, BLOCK_STEP
 
@@ -50,14 +50,14 @@ def sort_channels(fields, stride, width, offset, size, longer, levels, order, pl
     int
         The address behind the unit's last plane.
     """
-    bits, skip, first, unit = fields[LEVELS], fields[LEVEL_BYTES], fields[LEVEL], load_one(fields[UNIT])
+    bits, skip, first, head_scale = fields[LEVELS], fields[LEVEL_BYTES], fields[LEVEL], load_one(fields[HEAD_SCALE])
     for level in range(ALL + 1):
         starts[level] = 0
     for c in range(width):
         level = level_of(bits, skip, first + c)
         levels[c] = level
         starts[read_as(level, longer) + 1] += 1
-        means[c] = load_half(fields[MEANS] + c * HALF) * unit
+        means[c] = load_half(fields[MEANS] + c * HALF) * head_scale
     for level in range(ALL):
         starts[level + 1] += starts[level]
     planes, scale = 0, fields[SCALES]
@@ -68,7 +68,7 @@ def sort_channels(fields, stride, width, offset, size, longer, levels, order, pl
         starts[read] += 1
         order[place], places[place] = c, fields[PLANES] + planes * stride
         if level > 0:
-            scales[place] = load_half(scale) * unit
+            scales[place] = load_half(scale) * head_scale
             scale += HALF
         else:
             scales[place] = ZERO  # by which sums are multiplied that nothing was added to

@@ -13,11 +13,11 @@ import triton.language as tl
 
 from .. import forms
 
-PLANES, END, LEVELS, LEVEL_BYTES, LEVEL, SCALES, MEANS, UNIT = (
+PLANES, END, LEVELS, LEVEL_BYTES, LEVEL, SCALES, MEANS, HEAD_SCALE = (
     tl.constexpr(field)
     for field in (
         *(forms.PLANES, forms.END, forms.LEVELS, forms.LEVEL_BYTES, forms.LEVEL),
-        *(forms.SCALES, forms.MEANS, forms.UNIT),
+        *(forms.SCALES, forms.MEANS, forms.HEAD_SCALE),
     )
 )
 FIELDS, KEYS, VALUES = (tl.constexpr(field) for field in (forms.FIELDS, forms.KEYS, forms.VALUES))
@@ -99,11 +99,11 @@ def read_slots(fields, slots):
     bits, planes = planes_of(slots)
     exists = slots >= 0
     channels = tl.where(exists, slots & 255, 0)
-    unit = tl.load(tl.load(fields + UNIT).to(tl.pointer_type(tl.float32)))
+    head_scale = tl.load(tl.load(fields + HEAD_SCALE).to(tl.pointer_type(tl.float32)))
     scales = tl.load(fields + SCALES).to(tl.pointer_type(tl.float16)) + ((slots >> SCALE_SHIFT) & 255)
     means = tl.load(fields + MEANS).to(tl.pointer_type(tl.float16)) + channels
-    scale = tl.load(scales, mask=bits > 0, other=0.0).to(tl.float32) * unit
-    mean = tl.load(means, mask=exists, other=0.0).to(tl.float32) * unit
+    scale = tl.load(scales, mask=bits > 0, other=0.0).to(tl.float32) * head_scale
+    mean = tl.load(means, mask=exists, other=0.0).to(tl.float32) * head_scale
     return exists, channels, bits, planes, scale, mean
 
 

@@ -81,11 +81,11 @@ def logits_packed(queries, query_step, scaled, table, owners, head, form, start,
     group_size, bits, element, lowest, higher, zero_in_levels = form
     t, stop = start, start + count
     while t < stop:
-        unit, skipped = t // group_size, t % group_size
-        entry = table + load_short(owners + unit * BYTES) * ENTRIES * PLACE
+        token_group, skipped = t // group_size, t % group_size
+        entry = table + load_short(owners + token_group * BYTES) * ENTRIES * PLACE
         tokens = min(group_size - skipped, stop - t)
         levels, plane = load_place(entry + LEVELS * PLACE), load_place(entry + PLANE * PLACE)
-        first = load_place(entry + STEP * PLACE) * head + load_place(entry + FIRST * PLACE) + unit * width
+        first = load_place(entry + STEP * PLACE) * head + load_place(entry + FIRST * PLACE) + token_group * width
         scale = load_place(entry + SCALE * PLACE) + first * BYTES
         zero = load_place(entry + ZERO * PLACE) + first * BYTES
         shifts = scale_queries(queries, query_step, scale, zero, width, zero_in_levels, scaled)

@@ -64,14 +64,14 @@ def unpacked(
 
 @triton.jit
 def load_packed_keys(
-    table, owners, head, unit, places, exists, width,
+    table, owners, head, token_group, places, exists, width,
     SIZE: tl.constexpr, BITS: tl.constexpr, HIGH_FIRST: tl.constexpr, ZERO_IN_LEVELS: tl.constexpr,
     PARAMETERS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """(channels, tokens) of the tokens at `places` of one unit."""
+    """Return (channels, tokens) of the tokens at `places` of one token group."""
     channels = tl.arange(0, WIDTH)
-    entry = table + tl.load(owners + unit).to(tl.int64) * ENTRIES
-    row = tl.load(entry + STEP) * head + tl.load(entry + FIRST) + unit.to(tl.int64) * width + channels
+    entry = table + tl.load(owners + token_group).to(tl.int64) * ENTRIES
+    row = tl.load(entry + STEP) * head + tl.load(entry + FIRST) + token_group.to(tl.int64) * width + channels
     return unpacked(
         tl.load(entry),
         tl.load(entry + SCALE),

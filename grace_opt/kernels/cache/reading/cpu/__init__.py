@@ -1,7 +1,7 @@
 """Attention of one new query over few of the stored tokens on the CPU: scores, choice, attention, bound in one loop.
 
 `grace_opt.kernels.cache.reading.host` calls it; `reference` defines the result. A pair is one KV head of one sequence;
-its tokens are scored, and read, in splits, so that few pairs keep many threads busy. Units are counted by score, for
+its tokens are scored, and read, in splits, so that few pairs keep many threads busy. Pages are counted by score, for
 the whole group of query heads, which says up to which score they are read. Tokens are copied, a block at a time and in
 their own order, to where the decoding kernel's loops (`grace_opt.kernels.cache.decode.cpu`) read them. Logits are in
 powers of two; scores lack what all logits have in common. Bounds are joined in float64 with what `certificate` allows
@@ -35,6 +35,7 @@ from ..forms import (
     MORE_CHOSEN,
     NORMS,
     NOTHING_LEFT,
+    PAGES,
     PER_PAIR,
     PLACES,
     READ,
@@ -45,11 +46,10 @@ from ..forms import (
     SPLITS_READ,
     SPLITS_SCORED,
     STOP,
-    UNITS,
     WIDTH,
 )
-from .choice import take_units
-from .chosen import read_units
+from .choice import take_pages
+from .chosen import read_pages
 from .dense import queries_of
 from .phases import finish, prepare
 from .scores import score
@@ -60,7 +60,7 @@ from .states import clear
 def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, work):
     """Attend to few tokens; threads that call this on the same arrays share the work.
 
-    The units of a pair are `SCORED`, in splits; then some are chosen and `READ`, in splits, and what was read is
+    The pages of a pair are `SCORED`, in splits; then some are chosen and `READ`, in splits, and what was read is
     `JOINED`. Who ends the last split of a pair goes on with it, so that its choice goes beside other pairs' splits.
 
     Parameters
@@ -74,12 +74,12 @@ def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, 
     factors : (3,) float64
         Scaling; epsilon and share expected, negative for none.
     least : (2, B) int64
-        Number of units to read at least, and how many more at a time.
+        Number of pages to read at least, and how many more at a time.
     output : (B, H_q, d_v) float32
     bounds_out : (B, H_q) float64
     work : tuple
-        What the phases leave to each other: scores (pairs, rows, units), how many steps each unit is below the first
-        (pairs, units) and numbers of units at each (pairs, BUCKETS), the units to read (pairs, units), numbers of rows
+        What the phases leave to each other: scores (pairs, rows, pages), how many steps each page is below the first
+        (pairs, pages) and numbers of pages at each (pairs, BUCKETS), the pages to read (pairs, pages), numbers of rows
         (pairs, 5, rows), counts (pairs, 4 + splits), and of every split and the dense tokens: largest, sums (pairs,
         splits, rows) and products (pairs, splits, rows, d_v).
     """
@@ -116,8 +116,8 @@ def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, 
                 parts = (logits, scaled), state, about[pair], expected[pair], ranks[pair], numbers_at[pair]
                 count[STOP] = prepare(pair, places, sizes, factors, least, full, narrow, masks, *parts)
                 count[DONE], count[NORMS] = 0, address(places[LOWER], b, h)
-            count[CHOSEN_COUNT] = take_units(
-                count[STOP] - count[DONE], sizes[UNITS], ranks[pair], numbers_at[pair], chosen[pair]
+            count[CHOSEN_COUNT] = take_pages(
+                count[STOP] - count[DONE], sizes[PAGES], ranks[pair], numbers_at[pair], chosen[pair]
             )
             count[DONE] = count[STOP]
             add_one(own[CHOSEN:])
@@ -127,7 +127,7 @@ def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, 
                 queries_of(pair, places, sizes, np.float32(factors[SCALE]) * LOG2E, full, narrow)
                 state, mine = (largest[pair, split], sums[pair, split], products[pair, split]), chosen[pair, start:stop]
                 workspaces = key_workspace, value_workspace, tokens, logits
-                count[REAL + split] += read_units(
+                count[REAL + split] += read_pages(
                     narrow, rows, places, sizes, b, h, masks, mine, stop - start, expected[pair], workspaces, state
                 )
             if add_one(own[SPLITS_READ:]) == splits - 1:
@@ -161,13 +161,13 @@ def attend_few_at(data):
     """`attend_few`, as threads call it: with the addresses of the arrays, and their sizes."""
     table = array_at(data, (24,), np.int64)
     batch, query_heads, width, heads = table[8], table[9], table[10], table[11]
-    padded_rows, columns, units, splits, wide = table[12], table[13], table[14], table[15], table[23]
+    padded_rows, columns, pages, splits, wide = table[12], table[13], table[14], table[15], table[23]
     pairs, rows = batch * heads, query_heads // heads
     work = (
         array_at(table[16], (pairs, padded_rows, columns), np.float32),
-        array_at(table[17], (pairs, units), np.int16),
+        array_at(table[17], (pairs, pages), np.int16),
         array_at(table[18], (pairs, BUCKETS), np.int64),
-        array_at(table[19], (pairs, units), np.int64),
+        array_at(table[19], (pairs, pages), np.int64),
         array_at(table[20], (pairs, ABOUT, rows), np.float64),
         array_at(table[21], (pairs, REAL + splits), np.int64),
         array_at(table[22], (pairs, splits + 1, rows), np.float32),

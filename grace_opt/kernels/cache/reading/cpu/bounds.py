@@ -69,16 +69,16 @@ def log_sum(row, count, shares):
 
 
 @part
-def log_bounds(row, units, norms, length, shares):
-    """Logarithm of the sum of what is expected of units, or more: for tokens, with their norms times a length."""
+def log_bounds(row, pages, norms, length, shares):
+    """Logarithm of the sum of what is expected of pages, or more: for tokens, with their norms times a length."""
     if length >= 0:
         source, to, factor = start_of(row), start_of(shares), spread(length)
-        for u in range(0, units, LANES):
-            norm = load_some(norms + u * BYTES, min(LANES, units - u))
+        for u in range(0, pages, LANES):
+            norm = load_some(norms + u * BYTES, min(LANES, pages - u))
             store(to + u * BYTES, multiply_add(factor, norm, load(source + u * BYTES)))
-        rest, _ = log_sum(shares, units, shares)
+        rest, _ = log_sum(shares, pages, shares)
     else:
-        rest, _ = log_sum(row, units, shares)
+        rest, _ = log_sum(row, pages, shares)
     return rest
 
 

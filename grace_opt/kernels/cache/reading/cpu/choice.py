@@ -1,6 +1,6 @@
-"""The order in which units are read, and how many of them: they are counted by score, for the whole group of heads.
+"""The order in which pages are read, and how many of them: they are counted by score, for the whole group of heads.
 
-Counting says up to which score units are read, so nothing is sorted.
+Counting says up to which score pages are read, so nothing is sorted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ STEP = np.float32(STEPS / math.log2(math.e))
 
 
 @part
-def rank_units(rows, units, expected, sums, score, ranks, numbers):
-    """Write how many steps each unit is below the first, and how many units there are at each step.
+def rank_pages(rows, pages, expected, sums, score, ranks, numbers):
+    """Write how many steps each page is below the first, and how many pages there are at each step.
 
-    Units are read in this order, and at one step in the order of the tokens: it is `reference.reading_order`.
+    Pages are read in this order, and at one step in the order of the tokens: it is `reference.reading_order`.
     """
     to, highest = start_of(score), spread(NOTHING)
-    for u in range(0, units, LANES):
+    for u in range(0, pages, LANES):
         best = spread(NOTHING)
         for row in range(rows):
             x = load(start_of(expected[row]) + u * BYTES)
@@ -37,7 +37,7 @@ def rank_units(rows, units, expected, sums, score, ranks, numbers):
     top = greatest(highest)
     for n in range(BUCKETS):
         numbers[n] = 0
-    for u in range(units):
+    for u in range(pages):
         below = (top - score[u]) * STEP
         rank = 0 if below != below else (np.int64(below) if below < HIDDEN - 1 else HIDDEN - 1)
         if score[u] == NOTHING:
@@ -47,8 +47,8 @@ def rank_units(rows, units, expected, sums, score, ranks, numbers):
 
 
 @part
-def expected_enough(rows, units, sums, tops, shares, dense, ranks, numbers, mass, top_p, least):
-    """How many units have the wanted share of the attention that is expected, with the dense tokens, for every row.
+def expected_enough(rows, pages, sums, tops, shares, dense, ranks, numbers, mass, top_p, least):
+    """How many pages have the wanted share of the attention that is expected, with the dense tokens, for every row.
 
     `mass` is a workspace for the shares at each step; `sums` and `dense` are relative to what `tops` are.
     """
@@ -56,12 +56,12 @@ def expected_enough(rows, units, sums, tops, shares, dense, ranks, numbers, mass
     for row in range(rows):
         needed[row] = -np.inf
         if -np.inf < sums[row] < np.inf:
-            units_sum, top = 2.0 ** (sums[row] - np.float64(tops[row])), np.float64(tops[row])
-            needed[row] = units_sum - (1.0 - top_p) * (units_sum + 2.0 ** (dense[row] - top))
+            pages_sum, top = 2.0 ** (sums[row] - np.float64(tops[row])), np.float64(tops[row])
+            needed[row] = pages_sum - (1.0 - top_p) * (pages_sum + 2.0 ** (dense[row] - top))
     for n in range(BUCKETS):
         for row in range(rows):
             mass[n, row] = 0.0
-    for u in range(units):
+    for u in range(pages):
         for row in range(rows):
             mass[ranks[u], row] += np.float64(shares[row, u])
     count = 0
@@ -77,7 +77,7 @@ def expected_enough(rows, units, sums, tops, shares, dense, ranks, numbers, mass
                 needed[row] -= mass[n, row]
             count += numbers[n]
             continue
-        for u in range(units):
+        for u in range(pages):
             if ranks[u] == n:
                 lacking = False
                 for row in range(rows):
@@ -92,8 +92,8 @@ def expected_enough(rows, units, sums, tops, shares, dense, ranks, numbers, mass
 
 
 @part
-def take_units(count, units, ranks, numbers, taken):
-    """Write the next `count` units in the order of reading, in that of the tokens; they are not taken again."""
+def take_pages(count, pages, ranks, numbers, taken):
+    """Write the next `count` pages in the order of reading, in that of the tokens; they are not taken again."""
     border, left = 0, count
     while border < BUCKETS and left >= numbers[border]:
         left -= numbers[border]
@@ -102,7 +102,7 @@ def take_units(count, units, ranks, numbers, taken):
     if border < BUCKETS:
         numbers[border] -= left
     position = 0
-    for u in range(units):
+    for u in range(pages):
         rank = ranks[u]
         if rank < border or (rank == border and left > 0):
             left -= rank == border

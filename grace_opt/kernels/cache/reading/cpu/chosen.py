@@ -66,14 +66,14 @@ def attend_block(queries, rows, places, sizes, b, h, masks, count, workspaces, s
 
 
 @part
-def read_units(queries, rows, places, sizes, b, h, masks, taken, page_count, expected, workspaces, state):
-    """Attend to the tokens of units, and take these out of what is expected; return how many real ones they have."""
+def read_pages(queries, rows, places, sizes, b, h, masks, taken, page_count, expected, workspaces, state):
+    """Attend to the tokens of pages, and take these out of what is expected; return how many real ones they have."""
     tokens, size, first = workspaces[2], sizes[SIZE], sizes[FIRST]
     counts, real, count = places[COUNTS, 0] + b * places[COUNTS, 1], 0, 0
     for i in range(page_count):
-        unit = taken[i]
-        real += load_short(counts + unit * places[COUNTS, 3])
-        for t in range(max(first + (unit - 1) * size, 0), min(first + unit * size, sizes[OLD])):
+        page = taken[i]
+        real += load_short(counts + page * places[COUNTS, 3])
+        for t in range(max(first + (page - 1) * size, 0), min(first + page * size, sizes[OLD])):
             tokens[count] = t
             count += 1
             if count == BLOCK:

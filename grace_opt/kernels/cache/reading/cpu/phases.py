@@ -1,4 +1,4 @@
-"""What is done once for a pair: before its splits are read, the choice of units; then, the result and the bound."""
+"""What is done once for a pair: before its splits are read, the choice of pages; then, the result and the bound."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from ..forms import (
     NORMS,
     OFF,
     OLD,
+    PAGES,
     REACH,
     SCALE,
     SINKS,
     TAIL,
     TERMS,
     TOP_P,
-    UNITS,
     VALUE_WIDTH,
     WIDTH,
 )
 from .bounds import bound_of, log_bounds, log_sum, terms_of
-from .choice import expected_enough, rank_units
+from .choice import expected_enough, rank_pages
 from .dense import attend_dense, queries_of
-from .scores import describe_others, hide_units
+from .scores import describe_others, hide_pages
 from .states import join_splits, joined
 
 
@@ -46,8 +46,8 @@ from .states import join_splits, joined
 def prepare(
     pair, places, sizes, factors, least, full, narrow, masks, workspaces, state, about, expected, ranks, numbers_at
 ):
-    """Attend to the dense tokens, and say in which order units are read, and how many."""
-    rows, width, kept_count, units = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[UNITS]
+    """Attend to the dense tokens, and say in which order pages are read, and how many."""
+    rows, width, kept_count, pages = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[PAGES]
     largest, sums, _ = state
     b, h = queries_of(pair, places, sizes, np.float32(factors[SCALE]) * LOG2E, full, narrow)
     reach_around, reach = zeros((full.shape[1],), np.float32), zeros((narrow.shape[1],), np.float32)
@@ -63,38 +63,38 @@ def prepare(
     if sizes[LEAD]:
         describe_others(narrow, rows, places, sizes, b, h, about)
     if sizes[KIND] == BOOL:
-        hide_units(rows, places, sizes, masks, expected)
+        hide_pages(rows, places, sizes, masks, expected)
     shares, workspace = empty((rows, expected.shape[1]), np.float32), empty((expected.shape[1],), np.float32)
     totals, tops, dense = empty((rows,), np.float64), empty((rows,), np.float32), empty((rows,), np.float64)
     for row in range(rows):
-        totals[row], tops[row] = log_sum(expected[row], units, shares[row])
+        totals[row], tops[row] = log_sum(expected[row], pages, shares[row])
         dense[row] = joined(largest[row], sums[row]) - about[MEAN, row]
-    rank_units(rows, units, expected, totals, workspace, ranks, numbers_at)
-    stop = min(least[0, b], units)
+    rank_pages(rows, pages, expected, totals, workspace, ranks, numbers_at)
+    stop = min(least[0, b], pages)
     if factors[TOP_P] > 0:
         mass = empty((BUCKETS, rows), np.float64)
         enough = expected_enough(
-            rows, units, totals, tops, shares, dense, ranks, numbers_at, mass, factors[TOP_P], stop
+            rows, pages, totals, tops, shares, dense, ranks, numbers_at, mass, factors[TOP_P], stop
         )
-        stop = min(enough, units)
+        stop = min(enough, pages)
     return stop
 
 
 @part
 def finish(pair, sizes, factors, least, states, about, expected, counts, output, bounds_out):
-    """Join the splits, and bound what was not read; return how many units are to be read then, more if too few were.
+    """Join the splits, and bound what was not read; return how many pages are to be read then, more if too few were.
 
-    `counts` are the numbers of units read, and of real tokens by split.
+    `counts` are the numbers of pages read, and of real tokens by split.
     """
-    rows, units, value_width = sizes[GROUP], sizes[UNITS], sizes[VALUE_WIDTH]
+    rows, pages, value_width = sizes[GROUP], sizes[PAGES], sizes[VALUE_WIDTH]
     largest, sums, products = states
     every, worst, done = sizes[SINKS] + sizes[OLD] + sizes[TAIL], 0.0, counts[DONE]
     b, h, workspace = pair // sizes[HEADS], pair % sizes[HEADS], empty((expected.shape[1],), np.float32)
     for row in range(rows):
         top, divisor = join_splits(largest, sums, products, row, value_width, output[b, h * rows + row])
         rest, read = -np.inf, joined(top, divisor)
-        if done < units:
-            rest = log_bounds(expected[row], units, counts[NORMS], np.float32(about[LENGTH, row]), workspace)
+        if done < pages:
+            rest = log_bounds(expected[row], pages, counts[NORMS], np.float32(about[LENGTH, row]), workspace)
             rest += about[MEAN, row] + about[OFF, row]
         terms = about[TERMS, row]
         bound = bound_of(rest, read, max(terms, about[AROUND, row]), terms, sizes[WIDTH], every)
@@ -102,4 +102,4 @@ def finish(pair, sizes, factors, least, states, about, expected, counts, output,
         worst = max(worst, bound)
     if factors[EPSILON] <= 0 or worst <= factors[EPSILON]:
         return done
-    return min(done + least[1, b], units)
+    return min(done + least[1, b], pages)

@@ -1,4 +1,4 @@
-"""Scores of units: the largest logits of pages, or what tokens' first channels, in eight bits, add to theirs.
+"""Scores of pages: the largest logits of pages, or what tokens' first channels, in eight bits, add to theirs.
 
 Scores lack what all logits of a row have in common.
 """
@@ -30,12 +30,12 @@ from ..forms import (
     MEAN,
     OFF,
     OLD,
+    PAGES,
     SCALE,
     SINKS,
     SIZE,
     SPLITS,
     TERMS,
-    UNITS,
     UPPER,
 )
 from .dense import queries_of
@@ -96,13 +96,13 @@ def score_tokens(queries, rows, places, sizes, b, h, start, stop, expected, scal
 def describe_others(queries, rows, places, sizes, b, h, about):
     """Write what all logits of a row have besides the scores, what codes are off, and the query's norm in the channels
     without scores; add to the terms what those of the bounds have besides."""
-    width, lead, units = sizes[KEPT_COUNT], sizes[LEAD], sizes[UNITS]
+    width, lead, pages = sizes[KEPT_COUNT], sizes[LEAD], sizes[PAGES]
     norms, mean, levels = address(places[LOWER], b, h), address(places[UPPER], b, h), address(places[LEVELS], b, h)
     low = levels + places[LEVELS, 3]
     off = low + places[LEVELS, 3]
     largest = spread(ZERO)
-    for u in range(0, units, LANES):
-        largest = greater(largest, load_some(norms + u * BYTES, min(LANES, units - u)))
+    for u in range(0, pages, LANES):
+        largest = greater(largest, load_some(norms + u * BYTES, min(LANES, pages - u)))
     longest = np.float64(greatest(largest))
     for row in range(rows):
         constant, square, error = 0.0, 0.0, 0.0
@@ -119,10 +119,10 @@ def describe_others(queries, rows, places, sizes, b, h, about):
 
 
 @part
-def hide_units(rows, places, sizes, masks, expected):
-    """Write minus infinity for units of which the mask shows no token."""
+def hide_pages(rows, places, sizes, masks, expected):
+    """Write minus infinity for pages of which the mask shows no token."""
     stop = 0
-    for u in range(sizes[UNITS]):
+    for u in range(sizes[PAGES]):
         start, stop = stop, min(sizes[FIRST] + u * sizes[SIZE], sizes[OLD])
         for row in range(rows):
             seen = 0
@@ -134,10 +134,10 @@ def hide_units(rows, places, sizes, masks, expected):
 
 @part
 def score(pair, split, places, sizes, factors, full, narrow, half, expected):
-    """Score the units of a split."""
-    rows, units = sizes[GROUP], sizes[UNITS]
-    size = (units // sizes[SPLITS] // (2 * LANES) + 1) * 2 * LANES  # an odd number writes one more
-    start, stop = min(split * size, units), min((split + 1) * size, units)
+    """Score the pages of a split."""
+    rows, pages = sizes[GROUP], sizes[PAGES]
+    size = (pages // sizes[SPLITS] // (2 * LANES) + 1) * 2 * LANES  # an odd number writes one more
+    start, stop = min(split * size, pages), min((split + 1) * size, pages)
     if start < stop:
         b, h = queries_of(pair, places, sizes, np.float32(factors[SCALE]) * LOG2E, full, narrow)
         if sizes[LEAD]:
