@@ -107,7 +107,7 @@ def _load(file: Path, name: str) -> int:
 
 @cache
 def _engine() -> Any:
-    """What gives machine code an address, with numba's runtime for it to call."""
+    """Return what gives machine code an address, with numba's runtime for it to call."""
     rtsys.initialize(cpu_target.target_context)
     machine = binding.Target.from_default_triple().create_target_machine()
     return binding.create_mcjit_compiler(binding.parse_assembly(""), machine)

@@ -50,7 +50,7 @@ def _load(builder, address, kind=_WORDS):
 
 
 def _differing(builder, address, words, place):
-    """Where a vector, one of those from an address on, is not the int32 of the same place."""
+    """Return where a vector, one of those from an address on, is not the int32 of the same place."""
     vector = _load(builder, builder.add(address, ir.Constant(address.type, place * BYTES)))
     word = _load(builder, builder.add(words, ir.Constant(words.type, place * 4)), _WORD)
     return builder.xor(vector, _spread(builder, word))

@@ -101,7 +101,7 @@ class CFunction:
 
     @property
     def address(self) -> int:
-        """Where it is; loads it from a wheel's machine code or from disk, or compiles it, at first."""
+        """The address of the function, which is loaded from a wheel or from disk, or compiled, at first."""
         if not self._address:
             with global_compiler_lock:
                 name = ahead.name_of(self.function)

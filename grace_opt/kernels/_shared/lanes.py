@@ -109,7 +109,7 @@ def _levels(builder, words, shift, bits):
 
 
 def _loading_levels(element):
-    """What reads levels out of integers of a type: all of a vector, and some."""
+    """Return what reads levels out of integers of a type: all of a vector, and some."""
     elements = ir.VectorType(element, LANES)
 
     @intrinsic
@@ -153,7 +153,7 @@ def store(typing_context, address, value):
 
 
 def _interleaved(builder, vectors):
-    """Lane by lane, those of the first half of some vectors alternate with those of the second half."""
+    """Alternate, lane by lane, the first half of some vectors with the second half."""
     count = len(vectors)
     made = []
     for one, other in zip(vectors[: count // 2], vectors[count // 2 :], strict=True):
@@ -214,7 +214,7 @@ def load_one(typing_context, address):
 
 @intrinsic
 def add_one(typing_context, counter):
-    """What stood in the first entry of an array of int64, to which 1 is added; for one thread at a time."""
+    """Return what stood in the first entry of an array of int64, to which 1 is added; for one thread at a time."""
     return types.int64(counter), _adding(1)
 
 
@@ -225,7 +225,7 @@ def count_now(typing_context, counter):
 
 
 def _adding(number):
-    """What generates the addition of a number to the first entry of an array, in one step for all threads."""
+    """Return what generates the addition of a number to the first entry of an array, in one step for all threads."""
 
     def generate(context, builder, signature, arguments):
         data = make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -333,7 +333,7 @@ def multiply_add_vectors(builder, a, b, c):
 
 @intrinsic
 def multiply_add(typing_context, a, b, c):
-    """``a * b + c``, rounded once where the processor can."""
+    """Return ``a * b + c``, rounded once where the processor can."""
 
     def generate(context, builder, signature, arguments):
         return multiply_add_vectors(builder, *arguments)
@@ -382,7 +382,7 @@ greater, smaller = _selecting(">"), _selecting("<")
 
 @intrinsic
 def where_less(typing_context, a, b, one, other):
-    """Lane by lane, `one` where ``a < b``, and `other` elsewhere; both numbers or both int32."""
+    """Return, lane by lane, `one` where ``a < b``, and `other` elsewhere; both numbers or both int32."""
 
     def generate(context, builder, signature, arguments):
         a, b, one, other = arguments
@@ -430,7 +430,7 @@ _POWERS = (
 
 @intrinsic
 def exp2(typing_context, value):
-    """2 to the power of each lane: 0 below -126, never more than 2^126, NaN for NaN."""
+    """Return 2 to the power of each lane: 0 below -126, never more than 2^126, NaN for NaN."""
 
     def generate(context, builder, signature, arguments):
         x = arguments[0]

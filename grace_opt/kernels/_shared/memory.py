@@ -92,7 +92,7 @@ empty, zeros = _making(None), _making(0)
 
 @intrinsic
 def view(typing_context, array, kind):
-    """``array.view(kind)``: the same memory as other numbers."""
+    """Return ``array.view(kind)``: the same memory as other numbers."""
     if array.layout != "C":
         return None
     seen = types.Array(kind.dtype, array.ndim, "C")

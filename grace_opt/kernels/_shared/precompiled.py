@@ -105,12 +105,12 @@ class PrecompiledLoop:
 
 
 def _letter(kind: Any) -> str:
-    """How `struct` writes an entry."""
+    """Return how `struct` writes an entry."""
     return {types.float64: "d", types.boolean: "?7x"}.get(kind, "q")
 
 
 def _kind_of(kind: Any) -> Any:
-    """What `_enter` compares a value with: a type, an array's dtype and dimensions, or a tuple's class and kinds."""
+    """Return what `_enter` compares with: a type, an array's dtype and dimensions, or a tuple's class and kinds."""
     if isinstance(kind, types.Array):
         return as_dtype(kind.dtype), kind.ndim
     if isinstance(kind, types.BaseNamedTuple):

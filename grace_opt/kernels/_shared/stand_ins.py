@@ -16,7 +16,7 @@ def prefetch(array, place):
 
 
 def add_twice(scores, row):
-    """``scores += 2 * row``, exactly rounded; returns the least score."""
+    """Add ``2 * row`` to the scores, exactly rounded; return the least score."""
     two, low = scores.dtype.type(2), scores.dtype.type(np.inf)
     for i in range(len(scores)):
         value = scores[i] + two * row[i]  # doubled in the scores' precision, where it is exact

@@ -83,7 +83,7 @@ def _value(context: Any, builder: Any, kind: Any, entries: Any) -> Any:
 
 
 def _entries(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-    """What a table has of a result."""
+    """Return what a table has of a result."""
     many = isinstance(kind, types.BaseTuple)
     values = [builder.extract_value(value, place) for place in range(len(kind))] if many else [value]
     for element, one in zip(leaves(kind), values, strict=False):

@@ -40,7 +40,7 @@ def prefetch(typing_context, array, place):
 
 @intrinsic
 def add_twice(typing_context, scores, row):
-    """``scores += 2 * row``, exactly rounded (doubling is exact); returns the least score."""
+    """Add ``2 * row`` to the scores, exactly rounded (doubling is exact); return the least score."""
 
     def generate(context, builder, signature, arguments):
         wide, narrow = (context.get_value_type(a.dtype) for a in signature.args)

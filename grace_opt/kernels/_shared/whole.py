@@ -15,14 +15,14 @@ SHORT = 16
 
 @part
 def copy(target, source):
-    """``target[:] = source``, for arrays of one dimension and the same length."""
+    """Do ``target[:] = source``, for arrays of one dimension and the same length."""
     for i in range(len(target)):
         target[i] = source[i]
 
 
 @part
 def equal(a, b):
-    """Whether two arrays of one dimension and the same length have the same entries."""
+    """Return whether two arrays of one dimension and the same length have the same entries."""
     same = True
     for i in range(len(a)):
         same &= a[i] == b[i]

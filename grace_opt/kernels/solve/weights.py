@@ -50,7 +50,7 @@ class Weights(ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(..., n, n)."""
+        """The shape, (..., n, n)."""
         return (*self.batch, self.n, self.n)
 
     @abstractmethod

@@ -41,7 +41,15 @@ def within_budget(
     hull_cost: Tensor,
     hull_slope: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """See `grace_opt.kernels.steps.within_budget`; the batch is shared among threads."""
+    """See `grace_opt.kernels.steps.within_budget`; the batch is shared among threads.
+
+    Parameters
+    ----------
+    losses, costs, admissible : Tensor (B, n, L)
+    limits : Tensor (B,)
+    hull_levels : Tensor (B, n, L), int64
+    hull_cost, hull_slope : Tensor (B, n, L - 1), float64
+    """
     order = hull_slope.flatten(1).sort(dim=-1, descending=True, stable=True).indices
     number, whole = torch.float64, torch.int64
     tensors = losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope, order
@@ -58,7 +66,10 @@ def within_budget(
 
 @part(error_model="numpy")
 def hulls(losses, costs, admissible, levels, added, slopes):
-    """Fill `levels` (B, n, L), `added` and `slopes` (B, n, L - 1)."""
+    """Fill `levels` (B, n, L) int64, and `added` and `slopes` (B, n, L - 1) float64.
+
+    losses, costs : (B, n, L) float64; admissible : (B, n, L) bool or uint8
+    """
     count = losses.shape[2]
     for b in range(losses.shape[0]):
         for i in range(losses.shape[1]):
@@ -94,7 +105,12 @@ def hulls(losses, costs, admissible, levels, added, slopes):
 
 @part(error_model="numpy")
 def spend(losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope, order, levels, price):
-    """Fill `levels` (B, n) and `price` (B,); `order` (B, n S) has the steps, the steepest first."""
+    """Fill `levels` (B, n) int64 and `price` (B,) float64.
+
+    losses, costs : (B, n, L) float64; admissible : (B, n, L) bool or uint8; limits : (B,) float64
+    hull_levels : (B, n, L) int64; hull_cost, hull_slope : (B, n, S) float64
+    order : (B, n S) int64, the steps, the steepest first
+    """
     groups, count = losses.shape[1], losses.shape[2]
     steps = count - 1
     best, proposed = empty((groups,), np.float64), empty((groups,), np.int64)
@@ -152,7 +168,7 @@ def spend(losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope,
 
 @c_function("void(intp)")
 def hulls_at(data):
-    """`hulls`."""
+    """Call `hulls`."""
     table = array_at(data, (9,), np.int64)
     batch, groups, count = table[6], table[7], table[8]
     hulls(
@@ -167,7 +183,7 @@ def hulls_at(data):
 
 @c_function("void(intp)")
 def spend_at(data):
-    """`spend`."""
+    """Call `spend`."""
     table = array_at(data, (13,), np.int64)
     batch, groups, count = table[10], table[11], table[12]
     steps = count - 1

@@ -74,7 +74,15 @@ def within_budget(
     hull_cost: Tensor,
     hull_slope: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """See `grace_opt.kernels.steps.within_budget`."""
+    """See `grace_opt.kernels.steps.within_budget`.
+
+    Parameters
+    ----------
+    losses, costs, admissible : Tensor (B, n, L)
+    limits : Tensor (B,)
+    hull_levels : Tensor (B, n, L), int64
+    hull_cost, hull_slope : Tensor (B, n, L - 1)
+    """
     slack = limits - _at(costs, hull_levels[..., 0]).sum(-1)
     taken, price = _cut(hull_slope.flatten(1), hull_cost.flatten(1), slack)
     count = (taken.view(hull_slope.shape) & (hull_slope > 0)).sum(-1, keepdim=True)

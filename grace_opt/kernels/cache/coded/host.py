@@ -241,7 +241,31 @@ def laid_out(
     before: Tensor | None,
     trellis: bool = False,
 ) -> LoopInputs:
-    """Return what the loops get: `table` is of all sequences, None their own; the others as for `coded_attention`."""
+    """Return what the loops get.
+
+    Parameters
+    ----------
+    query : Tensor
+        ``(B, H_q, L, d)``; it and all other tensors are as for `coded_attention`, which says more.
+    sequences : sequence of CodedSequence
+        B of them.
+    table : CodesTable or None
+        Of the codes of all sequences; None makes it of their tables.
+    tail_keys, tail_values : Tensor
+        ``(B, H, S_t, d)`` and ``(B, H, S_t, d_v)``.
+    books : Tensor
+        ``(9, 256)`` float32.
+    newest : int
+    dense_newest : sequence of int
+        B of them.
+    attention_mask : Tensor or None
+        ``(B or 1, H_q or 1, L, S_t)``, bool or floating.
+    scaling, softcap : float or None
+    causal : bool
+    before : Tensor or None
+        ``(B, H, 3, n)``.
+    trellis : bool
+    """
     plan = _plan_for(query, sequences, table, tail_keys, tail_values, newest, dense_newest, scaling, softcap)
     (batch, query_heads, length, _), (_, heads, tail, value_width) = query.shape, tail_values.shape
     # All tensors are kept alive until the loops are done: they get only addresses.

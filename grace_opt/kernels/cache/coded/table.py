@@ -106,22 +106,22 @@ class StoredCodes(Protocol):
 
     @property
     def means(self) -> Tensor:
-        """``(H, d)``."""
+        """The means, ``(H, d)``."""
         ...
 
     @property
     def scales(self) -> Tensor:
-        """Of channels that have bits."""
+        """The scales of channels that have bits."""
         ...
 
     @property
     def unit(self) -> Tensor:
-        """``(H,)``."""
+        """A power of two for each head, ``(H,)``."""
         ...
 
     @property
     def planes(self) -> tuple[Tensor, ...]:
-        """Of each class."""
+        """The bit planes of each class."""
         ...
 
     @property

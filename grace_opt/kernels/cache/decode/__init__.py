@@ -62,7 +62,21 @@ def kernel_for(
     old_values: Tensor | PackedValues,
     tail_values: Tensor,
 ) -> Callable[..., Any] | None:
-    """Return the ``decode_attention`` that supports these tensors, or None."""
+    """Return the ``decode_attention`` that supports these tensors, or None.
+
+    Parameters
+    ----------
+    query : Tensor
+        ``(B, H_q, L, d)``, floating.
+    pruned_keys : Tensor or PackedKeys
+        ``(B, H, S_p, d')``.
+    sink_keys, tail_keys : Tensor
+        ``(B, H, s, d)`` and ``(B, H, S_t, d)``.
+    old_values : Tensor or PackedValues
+        ``(B, H, s + S_p, d_v)``.
+    tail_values : Tensor
+        ``(B, H, S_t, d_v)``.
+    """
     stored = query, pruned_keys, sink_keys, tail_keys, old_values, tail_values
     if query.device.type != dispatch.DEVICE_TYPE:
         return host.decode_attention if host.unsupported_reason(*stored) is None else None

@@ -220,7 +220,7 @@ def _check_shapes(
 
 
 def _read_values(values: Tensor | PackedValues) -> tuple[Tensor | PackedValues, list[int], list[int]]:
-    """What is read of the old values and must stay alive, its place, and what packed values look like."""
+    """Return what is read of the old values and must stay alive, its place, and what packed values look like."""
     if isinstance(values, PackedValues):
         return values, _table_place(values), [1, *_form(values)]
     rows = _rowwise(values)
@@ -228,7 +228,7 @@ def _read_values(values: Tensor | PackedValues) -> tuple[Tensor | PackedValues, 
 
 
 def _form(packed: Packed) -> list[int]:
-    """What `cpu.attend` says of packed keys or values."""
+    """Return what `cpu.attend` says of packed keys or values."""
     element, rows = element_of(packed.bits)
     lowest, higher = ((rows - 1) * packed.bits, -packed.bits) if packed.high_first else (0, packed.bits)
     return [packed.group_size, packed.bits, element.itemsize, lowest, higher, int(packed.zero_in_levels)]
@@ -274,7 +274,7 @@ def _place(tensor: Tensor) -> list[int]:
 
 @lru_cache
 def scales_of(scaling: float, softcap: float | None) -> tuple[np.float32, np.float32]:
-    """What queries are multiplied by, so that logits are in powers of two (with softcap, of e²), and what follows."""
+    """Return the factor of queries that makes logits powers of two (with softcap, of e²), and that of capped logits."""
     to_powers_of_two = math.log2(math.e)
     if softcap is None:
         return np.float32(scaling * to_powers_of_two), np.float32(1)

@@ -42,7 +42,7 @@ def _gpu(device: torch.device, store: Store) -> bool:
 def _agrees(
     decode: Callable[..., Tensor], device: torch.device, store: Store, dtype: torch.dtype, tolerance: float
 ) -> bool:
-    """With stored keys and values, and the numbers that they stand for, as `store` makes them of dense ones."""
+    """Compare on stored keys and values, and the numbers that they stand for, as `store` makes them of dense ones."""
     query, pruned = (draw(device, *s).to(dtype) for s in ((2, 4, 2, 48), (2, 2, 301, 19)))
     sinks, tail = (draw(device, 2, 2, count, 48).to(dtype) for count in (3, 37))
     old, new = (draw(device, 2, 2, count, 40).to(dtype) for count in (304, 37))
@@ -74,7 +74,7 @@ def _in_few_bits(keys: Tensor, values: Tensor) -> tuple[PackedKeys, PackedValues
 
 
 def _packed(rows: Tensor, bits: int, token_groups: int, heads: int, dtype: torch.dtype) -> dict[str, Any]:
-    """All but the shape of what has as many rows of levels per sequence as fill its bytes or int32."""
+    """Return all but the shape of what has as many rows of levels per sequence as fill its bytes or int32."""
     element, shared = element_of(bits)
     parts = enumerate(rows.to(element).chunk(shared, dim=1))
     packed = torch.stack([part << number * bits for number, part in parts]).sum(0, dtype=element)

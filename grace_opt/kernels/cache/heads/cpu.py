@@ -203,7 +203,7 @@ def code_heads(taken, records, shared):
 
 @c_function("void(intp)")
 def code_heads_at(data):
-    """`code_heads`, as threads call it: with the addresses of the arrays, and the number of records."""
+    """Call `code_heads`, for threads: with the addresses of the arrays, and the number of records."""
     table = array_at(data, (4,), np.int64)
     code_heads(
         array_at(table[0], (2,), np.int64),

@@ -78,7 +78,21 @@ class HashTables(Placed):
 
     @staticmethod
     def of(keys: Tensor, real: Tensor, tables: int, bits: int, confidence: float, seed: int, layer: int) -> HashTables:
-        """Make them for keys ``(B, H, S_p, d')``, of which `real` ``(B, S_p)`` are no padding."""
+        """Make them for the keys of a layer.
+
+        Parameters
+        ----------
+        keys : Tensor
+            ``(B, H, S_p, d')``, floating.
+        real : Tensor
+            ``(B, S_p)`` bool, False at padding.
+        tables, bits : int
+            L and K.
+        confidence : float
+            Of the highest cosines: see `highest_cosines`.
+        seed, layer : int
+            Of the hyperplanes.
+        """
         shown = keys.masked_fill(~real[:, None, :, None], 0.0)
         wide = torch.promote_types(keys.dtype, torch.float32)
         mean = (shown.double().sum(2) / real.sum(-1).clamp(min=1)[:, None, None]).to(wide)

@@ -123,7 +123,7 @@ def fill_tiles_at(data):
 
 @c_function("void(intp)")
 def add_received_at(data):
-    """`add_received`, as threads call it: with the addresses of the arrays, and their sizes."""
+    """Call `add_received`, for threads: with the addresses of the arrays, and their sizes."""
     table = array_at(data, (11,), np.int64)
     rows, width, tiles, tasks = table[5], table[6], table[7], table[8]
     add_received(

@@ -13,7 +13,7 @@ K, PROPOSALS = 4, 20_000
 
 
 def cpu() -> bool:
-    """Both must find the least f of all subsets, and a choice with that f."""
+    """Check that both find the least f of all subsets, and a choice with that f."""
     W = small_instance()
     edges, start = csr_array(W), np.arange(len(W)) < K
     graph = Graph(edges.indptr.astype(np.int64), edges.indices.astype(np.int32), edges.data, np.zeros(len(W)))

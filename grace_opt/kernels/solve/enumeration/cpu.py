@@ -54,7 +54,7 @@ def advance(W, c, best, best_value, budget):
 
 @part
 def pair_sum(W, subset):
-    """f of a subset as a pair, high and low, of which the first is f rounded once."""
+    """Return f of a subset as a pair, high and low, of which the first is f rounded once."""
     total, lost = 0.0, 0.0
     for i in subset:
         for j in subset:
@@ -85,8 +85,8 @@ def _afresh(W, c, sums, errors):
 
 @part
 def _next(c):
-    """Algorithm R with 0-based positions: the exchange that leads to the next subset, ``out`` for ``new``; -1 at the
-    end."""
+    """Return, by algorithm R with 0-based positions, the exchange that leads to the next subset, ``out`` for ``new``;
+    -1 at the end."""
     k = c.shape[0] - 1
     out, new = -1, -1
     j = 1

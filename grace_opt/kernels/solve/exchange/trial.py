@@ -13,7 +13,7 @@ CHOSEN, STEPS = 15, 1000
 
 
 def cpu() -> bool:
-    """The compiled search must make the same choices."""
+    """Check that the compiled search makes the same choices."""
     from . import cpu as compiled
 
     W, start, every = _case(torch.device("cpu"))
@@ -24,7 +24,7 @@ def cpu() -> bool:
 
 
 def gpu(device: torch.device) -> bool:
-    """Triton's kernel must keep the number of vertices and leave no exchange that improves f."""
+    """Check that Triton's kernel keeps the number of vertices and leaves no exchange that improves f."""
     from . import gpu as on_chip
 
     W, start, every = _case(device)

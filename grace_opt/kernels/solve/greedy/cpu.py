@@ -46,7 +46,9 @@ def greedy_order(
 def greedy(W, initial, candidates, k, order, mask, rise):
     """Fill `order`, `mask` (which is False), and `rise` with the sum of the scores taken.
 
-    The initial scores are `initial`, (B, n); if it has no columns, the diagonal of the candidates.
+    W : (B, n, n) float32 or float64
+    initial : (B, n) of W's type or float64, the scores at first; without columns, the diagonal of the candidates
+    candidates, mask : (B, n) bool; k : (B,) int64; order : (B, k_max) int64; rise : (B,) float64
     """
     size, n = candidates.shape
     line = CACHE_LINE // W.itemsize

@@ -64,7 +64,7 @@ class TabuSearch:
 
     @property
     def value(self) -> float:
-        """f of the best set so far, which rounding may have changed a little."""
+        """The best set's f so far, which rounding may have changed a little."""
         return float(self.values[1])
 
     def settle(self) -> npt.NDArray[np.bool_]:

@@ -102,7 +102,7 @@ def forgotten(row, g, grain):
 
 @part(fastmath={"nnan", "nsz", "reassoc"})
 def least_entry(price, row):
-    """min over j of ``price[j] - 2 row[j]``; the flags let the compiler take the minimum in parts."""
+    """Return the least ``price[j] - 2 row[j]``; the flags let the compiler take the minimum in parts."""
     low = np.inf
     for j in range(price.shape[0]):
         value = price[j] - 2.0 * row[j]

@@ -160,9 +160,9 @@ def open_unit(units, unit, tensor, width, split, place, workspace, longer):
 
 @part
 def next_planes(units, first, last, tensor, column, start, stop):
-    """Which planes of a head's units, from one on, are read next: their address, the bytes read, the bytes of a plane.
+    """Return which planes of a head's units, from one on, are read next: address, bytes read, bytes of a plane.
 
-    No bytes if nothing is read.
+    No bytes are read if nothing is.
     """
     for unit in range(first, last):
         count = units[unit, COUNT]
@@ -508,19 +508,19 @@ def attend(table, none):
 
 @c_function("void(intp)")
 def attend_at(data):
-    """`attend`, as threads call it."""
+    """Call `attend` with four rows at a time, for threads."""
     attend(array_at(data, (19,), np.int64), no_sums_of_four())
 
 
 @c_function("void(intp)")
 def attend_three_at(data):
-    """The same with three rows at a time, of which groups of three query heads make as many as of four."""
+    """Call `attend` with three rows at a time, of which groups of three query heads make as many as of four."""
     attend(array_at(data, (19,), np.int64), no_sums_of_three())
 
 
 @c_function("void(intp)")
 def join_at(data):
-    """`join` of each pair, whose tasks are done."""
+    """Call `join` for each pair, whose tasks are done."""
     table = array_at(data, (19,), np.int64)
     arrays = arrays_at(table)
     tasks = arrays[1]

@@ -119,7 +119,7 @@ def level_of(bits, skip, number):
 
 @part
 def safe_part(count, offset, stride, behind, end):
-    """How many of `count` tokens, from a byte of each plane on, are read in blocks without leaving memory.
+    """Return how many of `count` tokens, from a byte of each plane on, are read in blocks without leaving memory.
 
     All, with what stands in the next planes, unless the unit's last plane is the last of all.
     """

@@ -51,7 +51,7 @@ def _spread(builder, value):
 
 
 def _truths(builder, address, step, width):
-    """Whether each bit is set, plane by plane."""
+    """Return whether each bit is set, plane by plane."""
     truths = []
     for _ in range(width):
         bits = builder.load(builder.inttoptr(address, _BITS.as_pointer()), align=1)

@@ -58,7 +58,7 @@ def read_longer(places, starts, offset, stride, count, workspace):
 
 @part
 def read_from(places, starts, offset, stride, count, beyond, longer):
-    """Where `count` tokens are read in blocks: the byte of each plane, the bytes of a plane, and how many of them.
+    """Return where `count` tokens are read in blocks: the byte of each plane, a plane's bytes, and how many tokens.
 
     `beyond` has the address behind the unit's last plane, and the one behind what may be read; `longer` is a workspace
     for planes of a trellis, None or of no bytes if there is none.

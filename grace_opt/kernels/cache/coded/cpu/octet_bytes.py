@@ -228,7 +228,7 @@ def make_octet(typing_context, octet, offset, size, to, step):
 
 @intrinsic
 def leaves_page(typing_context, octet, offset):
-    """Whether a line of any plane, from a place on, ends in another page of memory than it begins in."""
+    """Return whether a line of any plane, from a place on, ends in another page of memory than it begins in."""
 
     def generate(context, builder, signature, arguments):
         octet, offset = arguments

@@ -1,4 +1,4 @@
-"""Which planes are read together: octets of a unit's keys, or values, in the order in which they are read.
+"""The planes that are read together: octets of a unit's keys, or values, in the order in which they are read.
 
 First, for keys and registers of sixteen numbers, planes of channels of one and two bits, whose numbers are sums over
 their bits: a plane is a weight, added or taken away. Registers of eight have two channels of up to three bits in their

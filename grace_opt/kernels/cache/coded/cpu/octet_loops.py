@@ -54,7 +54,7 @@ keys_of_first, OF_FIRST = (add_sums_of_signs, 2 * WHOLE) if WEIGHTS else (keys_o
 
 @part
 def next_block(line, next_line, t):
-    """Where the bytes of the tokens behind a block are, of which the last is number ``t - 1`` of those made at once.
+    """Return where the bytes of the tokens behind a block are; its last token is number ``t - 1`` of those made at once.
 
     A line's tokens are those of `VECTORS` vectors, or, of narrower ones, twice as many: their codes stand in the next
     bytes of the same integers.
@@ -72,7 +72,7 @@ def read_from(places, starts, offset, stride, count, beyond, longer):
 
 @part
 def is_trellis(starts, longer):
-    """1 if codes are those of a trellis, else 0; no literal, as the parts would be compiled for it, too."""
+    """Return 1 if codes are those of a trellis, else 0; no literal, for which the parts would be compiled, too."""
     trellis = starts[0]
     if longer is not None and longer.shape[0] > 0:
         trellis += 1

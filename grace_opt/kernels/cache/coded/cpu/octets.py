@@ -46,7 +46,7 @@ def _octet_at(builder, address):
 
 
 def _codes(builder, octet, first=0):
-    """Of each vector's tokens, the bits from the first on; what stands above them is of no account."""
+    """Return, for each vector's tokens, the bits from the first on; what stands above them is of no account."""
     shifts = [PLANES * vector + first for vector in range(VECTORS)]
     return [builder.lshr(octet, ir.Constant(_WHOLES, [shift] * WIDEST)) if shift else octet for shift in shifts]
 
@@ -84,7 +84,7 @@ def _of_eights_alone(builder, table, code, width):
 
 
 def _chosen(builder, vectors, code, bit):
-    """Of vectors, for each lane the one that a code's bits from one on say."""
+    """Choose among vectors, for each lane the one that a code's bits from one on say."""
     while len(vectors) > 1:
         # The bit as a sign, by which instructions choose.
         moved = builder.shl(code, ir.Constant(_WHOLES, [31 - bit] * WIDEST))
@@ -103,7 +103,7 @@ def _spaced(builder, table, code):
 
 
 def _numbers(builder, entry, octet, width):
-    """For each channel of an octet, two of up to four bits or one of `width`: its numbers, a vector each."""
+    """Yield, for each channel of an octet, two of up to four bits or one of `width`, its numbers, a vector each."""
     tables = [place_at(builder, entry, TABLES + half) for half in range(2)]
     if width == EVEN:
         yield [_spaced(builder, tables[0], code) for code in _codes(builder, octet)]
@@ -162,7 +162,7 @@ def _for_values(width):
 
 
 def _place_of(row, half, vector, rows, channels):
-    """Where, among sums, what an octet's channel has of a row is: one channel has as many vectors as are
+    """Return where, among sums, what an octet's channel has of a row is: one channel has as many vectors as are
     multiplied at once, two have half of them each."""
     count = VECTORS // channels
     return row + rows * (half * count + vector % count)

@@ -26,7 +26,7 @@ PAIR_FIELDS, FIRST_UNIT, UNIT_COUNT, KEY_BASIS, SINKS, NEWEST_SINKS, SINK_KEYS, 
 
 @triton.jit
 def add_block(largest, sums, products, x, values, PRECISION: tl.constexpr):
-    """One more block with logits `x`, and `values` (tokens, channels)."""
+    """Add one more block with logits `x`, and `values` (tokens, channels)."""
     new_largest = tl.maximum(largest, tl.max(x, axis=1))
     shrink = tl.exp2(largest - new_largest)
     share = tl.exp2(x - new_largest[:, None])
@@ -41,7 +41,7 @@ def attend_dense(
     MASK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Blocks `start` to `stop` of `count` dense tokens, of which token t is number ``place + t`` of the newest.
+    """Attend to blocks `start` to `stop` of `count` dense tokens; token t is number ``place + t`` of the newest.
 
     Those from `first_newest` on are among the newest.
     """
@@ -76,7 +76,7 @@ def prepare(
     TURNING: tl.constexpr, ROW_BLOCK: tl.constexpr, DENSE_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, SINK_TYPE: tl.constexpr, R: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One KV head of one sequence: the weights of one of its units, or one split of its dense tokens.
+    """Store the weights of one unit of a pair, or attend to one split of its dense tokens.
 
     Row r is query head r // LENGTH of the group, token r % LENGTH.
     """

@@ -106,7 +106,7 @@ def batch_of(sequences: Sequence[CodedSequence], newest_sinks: Sequence[int], tr
 
 
 def _same(first: tuple[object, ...], second: tuple[object, ...]) -> bool:
-    """Tables and tensors are compared as objects: what is in them would have to be read from the device."""
+    """Compare tables and tensors as objects: what is in them would have to be read from the device."""
     return len(first) == len(second) and all(
         a is b or (isinstance(a, int) and a == b) for a, b in zip(first, second, strict=True)
     )

@@ -19,7 +19,7 @@ def times_basis(
     from_rows, channel_step, row_exists, basis, basis_row, basis_column, width, columns,
     ROW_BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """(rows, CHUNK) the `columns` of rows times a basis; its address is 0 if coordinates are what they stand for."""
+    """Return the `columns` of rows times a basis, (rows, CHUNK); its address is 0 if coordinates are the numbers."""
     needed = row_exists[:, None] & (columns < width)[None, :]
     if basis == 0:
         turned = tl.load(from_rows[:, None] + columns[None, :] * channel_step, mask=needed, other=0.0).to(tl.float32)

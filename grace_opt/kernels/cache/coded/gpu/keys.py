@@ -94,7 +94,7 @@ def coded_logits(
 
 @triton.jit
 def levels_of_keys(levels, a, b, T: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """(T, 16) levels of codes ``(W, 8, 2, 2, 2)`` of a first and a second channel; tokens as `add_signs` has them."""
+    """Return (T, 16) levels of codes ``(W, 8, 2, 2, 2)`` of two channels each; tokens as `add_signs` has them."""
     byte = (8 * tl.arange(0, 4)).to(tl.uint32)[:, None, None, None, None, None]
     first = (tl.permute(a, (4, 3, 2, 0, 1))[None, :, :, :, :, :] >> byte) & 255
     second = (tl.permute(b, (4, 3, 2, 0, 1))[None, :, :, :, :, :] >> byte) & 255

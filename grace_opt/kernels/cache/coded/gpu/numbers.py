@@ -88,14 +88,14 @@ def list_channels(
 
 @triton.jit
 def planes_of(slots):
-    """Of what some slots list: bits, and the number of planes before their own; none for empty ones."""
+    """Return what some slots list: bits, and the number of planes before their own; none for empty ones."""
     slots = tl.where(slots >= 0, slots, 0)
     return (slots >> BITS_SHIFT) & 15, (slots >> PLANE_SHIFT) & 0x7FF
 
 
 @triton.jit
 def read_slots(fields, slots):
-    """Of what some slots list: whether there is a channel, which one, its bits, planes before its own, scale, mean."""
+    """Return what some slots list: if there is a channel, which one, its bits, planes before its own, scale, mean."""
     bits, planes = planes_of(slots)
     exists = slots >= 0
     channels = tl.where(exists, slots & 255, 0)
@@ -109,7 +109,7 @@ def read_slots(fields, slots):
 
 @triton.jit
 def where_planes(fields, first):
-    """Where the planes of a unit's keys or values are: words, number of these, and the byte of token `first`."""
+    """Return where the planes of a unit's keys or values are: words, number of these, and the byte of token `first`."""
     address, end = tl.load(fields + PLANES), tl.load(fields + END)
     start = address & -4
     last = ((end - start + 3) >> 2).to(tl.int32)  # no word without a byte of the planes: it may not be ours to read
@@ -118,7 +118,7 @@ def where_planes(fields, first):
 
 @triton.jit
 def read_words(numbers, last, place, offset, words):
-    """32 tokens of bit planes, `offset` bytes from the first: those from ``32 * words`` on; uint32.
+    """Read 32 tokens of bit planes, `offset` bytes from the first: those from ``32 * words`` on; uint32.
 
     Planes begin at any byte, so that a word is put together of two. Tokens that a unit does not have are any bits.
     """
@@ -148,7 +148,7 @@ def read_low_planes(numbers, last, place, offset, stride, first, words, longer, 
 
 @triton.jit
 def halves(words):
-    """(.., n) words of two float16 each as (.., n, 2) numbers."""
+    """Return (.., n) words of two float16 each as (.., n, 2) numbers."""
     low = words.to(tl.uint16).to(tl.float16, bitcast=True)
     high = (words >> 16).to(tl.uint16).to(tl.float16, bitcast=True)
     return tl.join(low, high)

@@ -43,7 +43,7 @@ def by_values(shares, N: tl.constexpr, W: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def sums_of_signs(w, shares, ROWS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, T: tl.constexpr):
-    """(ROWS, R) shares of the tokens whose bit is set, twice: words ``(ROWS, W / 4, 4)``, shares as `by_values`."""
+    """Return (ROWS, R) shares of tokens whose bit is set, twice: words ``(ROWS, W / 4, 4)``, shares as `by_values`."""
     bit = 2 * tl.arange(0, 8)[:, None, None] + tl.arange(0, 2)[None, None, :]
     bit = bit[None, None, :, :, :]
     up, down = tl.maximum(14 - bit, 0).to(tl.uint32), tl.maximum(bit - 14, 0).to(tl.uint32)
@@ -54,7 +54,7 @@ def sums_of_signs(w, shares, ROWS: tl.constexpr, R: tl.constexpr, W: tl.constexp
 
 @triton.jit
 def levels_of_values(levels, codes, T: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """(16, T) levels of codes ``(16, W / 4, 4, 2, 2, 2)``; tokens as `by_values` has them."""
+    """Return (16, T) levels of codes ``(16, W / 4, 4, 2, 2, 2)``; tokens as `by_values` has them."""
     codes = tl.permute(codes, (0, 1, 5, 4, 2, 3))[:, :, None, :, :, :, :]  # a byte before the bits of its word
     byte = (8 * tl.arange(0, 2)).to(tl.uint32)[None, None, :, None, None, None, None]
     first, second = (codes >> byte) & 255, ((codes >> 16) >> byte) & 255

@@ -27,7 +27,7 @@ def weight_rows(width: int) -> int:
 
 @triton.jit
 def power_of_two(exponent):
-    """Exactly, from -126 to 127."""
+    """Return 2 to the power of an exponent from -126 to 127, exactly."""
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
 
 
@@ -36,7 +36,7 @@ def turned_queries(
     from_rows, query_channel, row_exists, basis, width, channels, exists,
     SLOTS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(16, SLOTS) numbers of queries for some channels of the keys' coordinates."""
+    """Return (16, SLOTS) numbers of queries for some channels of the keys' coordinates."""
     # No branch: Triton 3.6 does not compile what both would have in common.
     turned = tl.load(
         from_rows[:, None] + channels[None, :] * query_channel,

@@ -174,7 +174,11 @@ def longest_of(counts):
 
 @part(error_model="numpy")
 def fit(rows, means, widths, counts, levels, edges, even, scales):
-    """Fill the scales (C, R) of rows that have bits."""
+    """Fill the scales (C, R) float32 of rows that have bits.
+
+    rows : (R, n) float32; means : (R,) float32; widths : (C, R) uint8; counts : (C,) int64
+    levels : (M, 256) float32; edges : (M, 255) float32; even : int64, as `Codebooks` has them
+    """
     longest, bits_of_scales = longest_of(counts), view(scales, np.int32)
     centred, numbers = empty((longest,), np.float32), empty((longest,), np.float32)
     for r in range(rows.shape[0]):
@@ -220,7 +224,12 @@ def pack(eights, bits, size, planes, place):
 
 @part(error_model="numpy")
 def code(rows, means, widths, counts, edges, trellis, even, scales, planes):
-    """Fill the planes of all classes, one class after the other; `trellis` has no rows, or levels as they are read."""
+    """Fill the planes (P,) uint8 of all classes, one class after the other.
+
+    rows : (R, n) float32; means : (R,) float32; widths : (C, R) uint8; counts : (C,) int64
+    edges : (M, 255) float32; trellis : (M or 0, 256) float32, levels as they are read; even : int64
+    scales : (C, R) float32
+    """
     longest = longest_of(counts)
     workspace = empty((WIDEST * (longest + WIDEST),), np.float32)
     eights = zeros(((longest + PER_BYTE - 1) // PER_BYTE,), np.uint64)
@@ -263,7 +272,7 @@ def code(rows, means, widths, counts, edges, trellis, even, scales, planes):
 
 @c_function("void(intp)")
 def sum_squares_at(data):
-    """`sum_squares`."""
+    """Call `sum_squares`."""
     table = array_at(data, (9,), np.int64)
     heads, width, columns, classes = table[5], table[6], table[7], table[8]
     sum_squares(
@@ -277,7 +286,7 @@ def sum_squares_at(data):
 
 @c_function("void(intp)")
 def fit_at(data):
-    """`fit`."""
+    """Call `fit`."""
     table = array_at(data, (14,), np.int64)
     rows, columns, classes, widest = table[7], table[8], table[9], table[10]
     fit(
@@ -294,7 +303,7 @@ def fit_at(data):
 
 @c_function("void(intp)")
 def code_at(data):
-    """`code`."""
+    """Call `code`."""
     table = array_at(data, (17,), np.int64)
     rows, columns, classes, widest, between = table[8], table[9], table[10], table[11], table[12]
     code(

@@ -297,7 +297,7 @@ def ends_at(table):
 
 @part
 def attend_to(data, packs):
-    """`attend`, with the address of addresses, sizes and `softcap`."""
+    """Call `attend` with what a table of addresses and sizes says."""
     table = array_at(data, (12,), np.int64)
     taken, places, sizes = (
         array_at(table[0], (1,), np.int64),
@@ -311,13 +311,13 @@ def attend_to(data, packs):
 
 @c_function("void(intp)")
 def attend_at(data):
-    """`attend_to`, for threads to call, where neither keys nor values are packed."""
+    """Call `attend_to`, for threads, where neither keys nor values are packed."""
     attend_to(data, None)
 
 
 @c_function("void(intp)")
 def attend_packed_at(data):
-    """`attend_to`, for threads to call, where keys or values are packed."""
+    """Call `attend_to`, for threads, where keys or values are packed."""
     attend_to(data, True)
 
 

@@ -207,7 +207,7 @@ def decode_attention(
 
 
 def _read(stored: Tensor | Packed) -> tuple[Any, ...]:
-    """What is read of pruned keys or old values: numbers or table, owners (or any tensor), strides."""
+    """Return what is read of pruned keys or old values: numbers or table, owners (or any tensor), strides."""
     if isinstance(stored, Packed):
         return stored.table, stored.owners, stored.table.stride(0), 0, 0, 0
     return stored, stored, *stored.stride()

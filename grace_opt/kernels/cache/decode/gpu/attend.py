@@ -23,7 +23,7 @@ LEAST = tl.constexpr(torch.finfo(torch.float32).min)
 
 @triton.jit
 def load_keys(keys, token_step, channel_step, tokens, exists, width, WIDTH: tl.constexpr):
-    """(channels, tokens) of dense keys."""
+    """Return (channels, tokens) of dense keys."""
     channels = tl.arange(0, WIDTH)
     return tl.load(
         keys + tokens.to(tl.int64)[None, :] * token_step + channels[:, None] * channel_step,
@@ -34,7 +34,7 @@ def load_keys(keys, token_step, channel_step, tokens, exists, width, WIDTH: tl.c
 
 @triton.jit
 def load_values(values, token_step, channel_step, tokens, exists, width, WIDTH: tl.constexpr):
-    """(tokens, channels) of dense values."""
+    """Return (tokens, channels) of dense values."""
     channels = tl.arange(0, WIDTH)
     return tl.load(
         values + tokens.to(tl.int64)[:, None] * token_step + channels[None, :] * channel_step,
@@ -90,7 +90,7 @@ def load_old_values(
     PACKED: tl.constexpr, SIZE: tl.constexpr, BITS: tl.constexpr, HIGH_FIRST: tl.constexpr,
     ZERO_IN_LEVELS: tl.constexpr, PARAMETERS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """(tokens, channels) of dense values, or of packed ones, whose table `values` is then."""
+    """Return (tokens, channels) of dense values, or of packed ones, whose table `values` is then."""
     if PACKED:
         channels = tl.arange(0, WIDTH)
         entry = values + tl.load(owners + tokens, mask=exists, other=0).to(tl.int64) * ENTRIES
@@ -140,7 +140,7 @@ def attend_block(
     largest, sums, products, queries, k, v, columns, exists, mask, mask_column, row_exists, last_column, inner, outer,
     MASK: tl.constexpr, SOFTCAP: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """One more block: keys `k`, (channels, tokens), and values `v`, (tokens, channels), of `columns` among all."""
+    """Add one more block: keys `k`, (channels, tokens), and values `v`, (tokens, channels), of `columns` among all."""
     if WIDEN:
         x = tl.dot(queries.to(tl.float32), k.to(tl.float32), input_precision="ieee")
     else:

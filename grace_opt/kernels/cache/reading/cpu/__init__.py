@@ -140,7 +140,7 @@ def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, 
 
 @part
 def next_task(phase, taken, pairs, splits):
-    """What a thread does next, for which pair and split; waits while another thread chooses what is to be read."""
+    """Return what a thread does next, for which pair and split; wait while another chooses what is to be read."""
     number, count = add_one(taken), pairs * splits
     if phase == MORE_CHOSEN:
         return (phase, number, 0) if number < pairs else (NOTHING_LEFT, 0, 0)
@@ -158,7 +158,7 @@ def next_task(phase, taken, pairs, splits):
 
 @c_function("void(intp)")
 def attend_few_at(data):
-    """`attend_few`, as threads call it: with the addresses of the arrays, and their sizes."""
+    """Call `attend_few`, for threads: with the addresses of the arrays, and their sizes."""
     table = array_at(data, (24,), np.int64)
     batch, query_heads, width, heads = table[8], table[9], table[10], table[11]
     padded_rows, columns, pages, splits, wide = table[12], table[13], table[14], table[15], table[23]

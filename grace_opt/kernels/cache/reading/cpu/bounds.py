@@ -35,7 +35,7 @@ def raise_reach(address, step, count, width, reach):
 
 @part
 def terms_of(query, reach, width):
-    """What the terms of a product add up to at most."""
+    """Return what the terms of a product add up to at most."""
     terms = 0.0
     for c in range(width):
         terms += abs(np.float64(query[c])) * np.float64(reach[c])
@@ -84,7 +84,7 @@ def log_bounds(row, pages, norms, length, shares):
 
 @part
 def bound_of(rest, read, read_terms, rest_terms, width, count):
-    """What `certificate.unread_bound` says, from numbers in powers of two."""
+    """Return what `certificate.unread_bound` says, from numbers in powers of two."""
     if rest == -np.inf:
         return 0.0
     slack = (width + BESIDES) * PRECISION * (read_terms + rest_terms) / BITS + count * PRECISION * 4 + 2 * MARGIN

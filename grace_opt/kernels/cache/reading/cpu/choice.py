@@ -48,7 +48,7 @@ def rank_pages(rows, pages, expected, sums, score, ranks, numbers):
 
 @part
 def expected_enough(rows, pages, sums, tops, shares, dense, ranks, numbers, mass, top_p, least):
-    """How many pages have the wanted share of the attention that is expected, with the dense tokens, for every row.
+    """Return how many pages have the needed share of the attention expected, with the dense tokens, for every row.
 
     `mass` is a workspace for the shares at each step; `sums` and `dense` are relative to what `tops` are.
     """

@@ -1,4 +1,4 @@
-"""Which of 256 tokens are drawn, what others' logits can be at most, and attention to those that were drawn.
+"""The draw of some of 256 tokens, what others' logits can be at most, and attention to those that were drawn.
 
 Logits of drawn tokens, and angles, are made from the centred keys in float64. A running sum of the shares as they are,
 for the bound, goes beside that of the shares divided by the probabilities, for the estimate.
@@ -61,7 +61,7 @@ def show_tokens(places, sizes, b, mask, first, shown):
 
 @part
 def bound_others(norms, count, length, cosines, counts, drawn, shown, line, largest):
-    """What logits of tokens that were not drawn can be at most, added up as `turn_into_shares` does."""
+    """Return what logits of tokens that were not drawn can be at most, added up as `turn_into_shares` does."""
     highest = cosines.shape[0] - 1
     for t in range(count):
         line[t] = np.float32(length * norms[t] * cosines[highest - counts[t]])

@@ -223,7 +223,7 @@ def attend_sample(phase, taken, places, sizes, factors, cosines, output, bounds_
 
 @c_function("void(intp)")
 def attend_sample_at(data):
-    """`attend_sample`, as threads call it: with the addresses of the arrays, and their sizes."""
+    """Call `attend_sample`, for threads: with the addresses of the arrays, and their sizes."""
     table = array_at(data, (20,), np.int64)
     batch, query_heads, width, heads, padded_rows, splits, wide = (
         table[7],

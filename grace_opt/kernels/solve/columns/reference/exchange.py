@@ -56,12 +56,12 @@ class ExchangeState:
 
     @property
     def leave(self) -> Tensor:
-        """f's change when a vertex leaves, infinite for those outside."""
+        """The change of f when a vertex leaves, infinite for those outside."""
         return torch.where(self.mask, self.weights - 2 * self.sums, torch.inf)
 
     @property
     def enter(self) -> Tensor:
-        """f's change when a vertex enters, infinite for those that cannot."""
+        """The change of f when a vertex enters, infinite for those that cannot."""
         return torch.where(self.candidates & ~self.mask, self.weights + 2 * self.sums, torch.inf)
 
     def promising(self, count: int) -> Tensor:

@@ -31,7 +31,7 @@ CROSSING = types.NamedTuple((HEAP, f8[::1]), Crossing)
 
 
 def new_crossing(rank: Any, n: int, most: float) -> Crossing:
-    """Nothing yet, for n vertices; `most` is the largest weight, `rank` that of `new_heap`."""
+    """Return an empty one, for n vertices; `most` is the largest weight, `rank` that of `new_heap`."""
     count = n if most > 0.0 else 0
     return Crossing(new_heap(np.full(count, -1, np.int32), rank), np.empty(count))
 

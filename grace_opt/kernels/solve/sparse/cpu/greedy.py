@@ -38,7 +38,10 @@ def begin_add(g, free, heap):
 
 @jit(ahead=[f8(GRAPH, HEAP, i8[::1], i8, i8, f8)])
 def add(g, heap, taken, first, last, rise):
-    """Fill `taken` from `first` to `last` with the vertices that MIES takes, in order; return `rise` plus scores."""
+    """Fill `taken` from `first` to `last` with the vertices that MIES takes, in order; return `rise` plus scores.
+
+    g : Graph; heap : Heap; taken : (k,) int64; first, last : int64; rise : float64
+    """
     for step in range(first, last):
         vertex = heap.vertices[0]
         rise += heap.keys[0]
@@ -75,7 +78,11 @@ def begin_drop(g, free, heap, held, rest):
 
 @jit(ahead=[void(GRAPH, HEAP, f8[::1], f8[::1], f8, b1, i8[::1], i8, i8)])
 def drop(g, heap, held, rest, grain, dwarfed, dropped, first, last):
-    """Fill `dropped` from `first` to `last` with the vertices that drop-greedy drops, in order."""
+    """Fill `dropped` from `first` to `last` with the vertices that drop-greedy drops, in order.
+
+    g : Graph; heap : Heap; held, rest : (n,) float64, as `begin_drop` filled them; grain : float64; dwarfed : bool
+    dropped : (n - k,) int64; first, last : int64
+    """
     for step in range(first, last):
         vertex = heap.vertices[0]
         dropped[step] = vertex
@@ -95,7 +102,7 @@ def drop(g, heap, held, rest, grain, dwarfed, dropped, first, last):
 
 @part
 def _leaving(g, place, vertex, held, rest):
-    """W_vv - 2 (W 1_C)_v with C the vertices left, summed from the first to the last."""
+    """Return W_vv - 2 (W 1_C)_v with C the vertices left, summed from the first to the last."""
     own, passed, total, size = g.nodes[vertex], False, 0.0, 0.0
     for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
         other = g.indices[p]

@@ -39,7 +39,7 @@ def new_heap(place: Any, rank: Any) -> Heap:
 
 @part
 def before(heap, key, vertex, position):
-    """Whether an entry comes before the one at a place."""
+    """Return whether an entry comes before the one at a place."""
     if key != heap.keys[position]:
         return key < heap.keys[position]
     if len(heap.rank) == 0:

@@ -22,7 +22,11 @@ from .sums import DWARFS, GRAPH, cost_of, moved, objective, weight_of
 
 @jit(ahead=[f8(GRAPH, b1[::1], f8[::1], HEAP, HEAP, HEAP, CROSSING, f8[::1], u8[::1])])
 def start(g, x, cost, leave, enter, blocked, crossing, values, rng):
-    """Sum every cost and f of x, draw ranks, and fill the heaps; return the size of f's sum."""
+    """Sum every cost and f of x, draw ranks, and fill the heaps; return the size of f's sum.
+
+    g : Graph; x : (n,) bool; cost : (n,) float64; leave, enter, blocked : Heap; crossing : Crossing
+    values : (4,) float64, as in `best_set`; rng : (1,) uint64
+    """
     n = len(x)
     leave.held[0] = enter.held[0] = blocked.held[0] = 0
     for v in range(n):  # shuffled inside out
