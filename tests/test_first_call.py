@@ -242,7 +242,7 @@ def test_the_first_answers_are_the_same_and_need_no_search_compiled(tmp_path: Pa
 
 
 def test_what_only_loops_call_can_be_called_alone() -> None:
-    @jit.part
+    @jit.inlined
     def twice(x: Any) -> Any:
         return 2 * x
 

@@ -9,12 +9,12 @@ from .switches import LLVM, is_off
 
 if is_off(LLVM):
     from . import stand_ins
-    from .jit import part
+    from .jit import inlined
 
     SIDE = stand_ins.SIDE
-    add_twice, prefetch, differ = part(stand_ins.add_twice), part(stand_ins.prefetch), part(stand_ins.differ)
-    first_place, largest_bits = part(stand_ins.first_place), part(stand_ins.largest_bits)
-    least, least_exchange = part(stand_ins.least), part(stand_ins.least_exchange)
+    add_twice, prefetch, differ = inlined(stand_ins.add_twice), inlined(stand_ins.prefetch), inlined(stand_ins.differ)
+    first_place, largest_bits = inlined(stand_ins.first_place), inlined(stand_ins.largest_bits)
+    least, least_exchange = inlined(stand_ins.least), inlined(stand_ins.least_exchange)
 else:
     from .vectors import SIDE, add_twice, differ, first_place, largest_bits, least, least_exchange, prefetch
 

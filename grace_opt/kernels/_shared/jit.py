@@ -1,10 +1,10 @@
-"""`jit`, `part` and `c_function`: numba's compilers for all our loops.
+"""`jit`, `inlined` and `c_function`: numba's compilers for all our loops.
 
 Compiled loops are cached on disk (`disk_cache`), say so if compiling takes long (`compiling`), and may run as plain
 Python while they are not compiled and have little to do (`interpreted`). What is made of each function, and why, is in
 docs/adr/0015-the-first-call.md.
 
-When: every compiled loop, ``@jit`` or ``@jit(fastmath=...)``; ``@part`` for functions that only such loops call.
+When: every compiled loop, ``@jit`` or ``@jit(fastmath=...)``; ``@inlined`` for functions that only such loops call.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def jit(
     return function if _off() else Loop(function, options, ahead, small)
 
 
-def part(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Compile a function as a part of the compiled loops that call it.
+def inlined(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Compile a function into the compiled loops that call it.
 
-    It is optimised, and turned into machine code, only there, which makes the first call of a loop with many parts
-    much shorter. If Python calls it, as tests do, it is compiled once more, by `jit`.
+    It is optimised, and turned into machine code, only there, which makes the first call of a loop with many such
+    functions much shorter. If Python calls it, as tests do, it is compiled once more, by `jit`.
     """
     if function is None:
-        return lambda later: part(later, **options)
-    return function if _off() else _Part(function, options)
+        return lambda later: inlined(later, **options)
+    return function if _off() else _Inlined(function, options)
 
 
 def c_function(signature: str) -> Callable[[Callable[..., Any]], CFunction]:
@@ -183,7 +183,7 @@ class Loop(CPUDispatcher):
         return result
 
 
-class _PartLibrary(JITCodeLibrary):
+class _InlinedLibrary(JITCodeLibrary):
     """Code that is optimised, and turned into machine code, only in the libraries that it is linked into."""
 
     class _NoEnvironment:
@@ -203,8 +203,8 @@ class _PartLibrary(JITCodeLibrary):
         self._finalized = True
 
 
-class _Part(CPUDispatcher):
-    """What `part` returns."""
+class _Inlined(CPUDispatcher):
+    """What `inlined` returns."""
 
     _compiler: Any
 
@@ -226,7 +226,7 @@ class _Part(CPUDispatcher):
             return_type=return_type,
             flags=flags,
             locals=made.locals,
-            library=_PartLibrary(target.codegen(), self.py_func.__qualname__),
+            library=_InlinedLibrary(target.codegen(), self.py_func.__qualname__),
             pipeline_class=made.pipeline_class,
         )
 

@@ -15,7 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 
-from .jit import part
+from .jit import inlined
 from .switches import LLVM, is_off
 
 #: Bytes at a multiple of which new arrays begin: a line of the processor's caches, which holds a whole vector.
@@ -111,14 +111,14 @@ def view(typing_context, array, kind):
 
 if is_off(LLVM):
 
-    @part
+    @inlined
     def empty(shape, kind):
         return np.empty(shape, kind)
 
-    @part
+    @inlined
     def zeros(shape, kind):
         return np.zeros(shape, kind)
 
-    @part
+    @inlined
     def view(array, kind):
         return array.view(kind)

@@ -14,14 +14,14 @@ from numba.core import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from .jit import CFunction, Loop, part
+from .jit import CFunction, Loop, inlined
 from .memory import array_value
 from .precompiled import HEAD, leaves
 
 
 def table_function(loop: Loop, signature: Any) -> CFunction:
     """Return a C function that runs the loop with the arguments in a table, and puts the results there."""
-    arguments, run = types.Tuple(signature.args), part(loop.py_func, **loop.options)
+    arguments, run = types.Tuple(signature.args), inlined(loop.py_func, **loop.options)
     count = 1 + len(list(leaves(arguments)))
 
     @intrinsic

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jit import part
+from .jit import inlined
 
 #: Shorter parts are sorted by insertion, as in numba.
 SHORT = 16
 
 
-@part
+@inlined
 def copy(target, source):
     """Do ``target[:] = source``, for arrays of one dimension and the same length."""
     for i in range(len(target)):
         target[i] = source[i]
 
 
-@part
+@inlined
 def equal(a, b):
     """Return whether two arrays of one dimension and the same length have the same entries."""
     same = True
@@ -29,7 +29,7 @@ def equal(a, b):
     return same
 
 
-@part
+@inlined
 def total(values):
     """The sum, in order."""
     result = 0.0
@@ -38,7 +38,7 @@ def total(values):
     return result
 
 
-@part
+@inlined
 def largest(values):
     """The largest of some numbers; NaN if one is, minus infinity if there are none."""
     result = -np.inf
@@ -50,7 +50,7 @@ def largest(values):
     return result
 
 
-@part
+@inlined
 def sort(values):
     """Sort numbers in place, ascending: quicksort, which keeps the larger part for later, and insertion."""
     waiting, held = np.empty(128, np.int64), 2  # the parts at least halve: two numbers for each of 63
@@ -86,7 +86,7 @@ def sort(values):
             values[j] = value
 
 
-@part
+@inlined
 def sorted_places(values):
     """The places of numbers in ascending order; equal ones stay in order. By insertion, and then by merging."""
     n = len(values)

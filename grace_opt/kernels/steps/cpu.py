@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .._shared.jit import c_function, part
+from .._shared.jit import c_function, inlined
 from .._shared.memory import array_at, empty
 from .._shared.threads import ALONE_BELOW, array_of, call_with, split_batch
 from .._shared.whole import sorted_places
@@ -64,7 +64,7 @@ def within_budget(
     return torch.from_numpy(levels), torch.from_numpy(price)
 
 
-@part(error_model="numpy")
+@inlined(error_model="numpy")
 def hulls(losses, costs, admissible, levels, added, slopes):
     """Fill `levels` (B, n, L) int64, and `added` and `slopes` (B, n, L - 1) float64.
 
@@ -103,7 +103,7 @@ def hulls(losses, costs, admissible, levels, added, slopes):
                 levels[b, i, s + 1] = level
 
 
-@part(error_model="numpy")
+@inlined(error_model="numpy")
 def spend(losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope, order, levels, price):
     """Fill `levels` (B, n) int64 and `price` (B,) float64.
 

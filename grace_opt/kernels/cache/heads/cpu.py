@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
 
-from ..._shared.jit import c_function, part
+from ..._shared.jit import c_function, inlined
 from ..._shared.lanes import add_one, load_one
 from ..._shared.memory import array_at, empty, start_of, view, zeros
 from ..._shared.products import BYTES, ROWS, TILE, fill_tile, multiply
@@ -26,7 +26,7 @@ MOST_LEVELS = 256
 SPARE, HALF = np.int32(13), np.int32(0xFFF)
 
 
-@part
+@inlined
 def round_to_half(numbers):
     """Round to the nearest float16, ties to even; what is too large becomes the largest."""
     bits = view(numbers, np.int32)
@@ -40,7 +40,7 @@ def round_to_half(numbers):
             bits[i] = (rounded >> SPARE) << SPARE
 
 
-@part
+@inlined
 def make_coordinates(tensor, token_step, order, encode, block, tile):
     """Fill ``block`` (d, …), by channel, with the tokens at an address in an order, times ``encode`` (…, d)."""
     width, step, tokens = encode.shape[1], block.shape[1] * BYTES, empty((TILE,), np.int64)
@@ -53,7 +53,7 @@ def make_coordinates(tensor, token_step, order, encode, block, tile):
             multiply(start_of(encode[row]), width * BYTES, start_of(tile), width, target, step)
 
 
-@part(error_model="numpy")
+@inlined(error_model="numpy")
 def divide(squares, energy, distortions, costs, bits, levels):
     """Fill the levels (C, d) of a head that may cost so many bits."""
     classes, width = squares.shape
@@ -85,7 +85,7 @@ def divide(squares, energy, distortions, costs, bits, levels):
             levels[c, j] = chosen[0, c * width + j]
 
 
-@part(error_model="numpy")
+@inlined(error_model="numpy")
 def head_scale_of(largest, small, large, lowest):
     """Return 1, or the power of two that brings numbers that are too large or too small into float16."""
     if small <= largest <= large:
@@ -96,7 +96,7 @@ def head_scale_of(largest, small, large, lowest):
     return np.float32(2.0 ** max(beyond, np.float32(lowest)))
 
 
-@part(error_model="numpy")
+@inlined(error_model="numpy")
 def code_head(block, weights, energy, bits, tables, outputs):
     """Code the coordinates of a head; return its scale."""
     counts, costs, widths, distortions, small, large, lowest, books, edges, even, trellis = tables
@@ -138,7 +138,7 @@ def code_head(block, weights, energy, bits, tables, outputs):
     return head_scale
 
 
-@part
+@inlined
 def code_heads(taken, records, shared):
     """Code the heads not taken yet; threads that call this on the same arrays share them.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
 
-from ..._shared.jit import c_function, part
+from ..._shared.jit import c_function, inlined
 from ..._shared.lanes import (
     WIDEST,
     add_one,
@@ -26,7 +26,7 @@ load, spread = load_widest, spread_widest
 NOTHING, ZERO = np.float32(-np.inf), np.float32(0.0)
 
 
-@part
+@inlined
 def exponentials(address, size):
     """Replace a row of logits by powers of two, at most 1, and return their sum."""
     best = spread(NOTHING)
@@ -40,7 +40,7 @@ def exponentials(address, size):
     return total(sums)
 
 
-@part
+@inlined
 def add_four(address, step, size, weights, inverse, first, second):
     """Add the four rows' p and p², times their weights, to the sums."""
     i0, i1, i2, i3 = spread(inverse[0]), spread(inverse[1]), spread(inverse[2]), spread(inverse[3])
@@ -55,7 +55,7 @@ def add_four(address, step, size, weights, inverse, first, second):
         store(second + place, multiply_add(q2, p2, multiply_add(q3, p3, sums)))
 
 
-@part
+@inlined
 def add_received(taken, queries, weights, tiles, sums, length, share):
     """Process the tasks not taken yet; threads that call this on the same arrays share them.
 

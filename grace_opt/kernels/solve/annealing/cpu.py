@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import b1, f8, i4, i8, u8, uint64
 
-from ..._shared.jit import jit, part
+from ..._shared.jit import inlined, jit
 from ..sparse.cpu.best_set import BEST, BEST_SET, NOW, note_moved, store_best
 from ..sparse.cpu.sums import DWARFS, GRAPH, moved, objective, weight_of
 from ..tabu.cpu import fill_sums
@@ -20,7 +20,7 @@ from ..tabu.cpu import fill_sums
 RARE, AT_ONE_TEMPERATURE = 40.0, 256
 
 
-@part
+@inlined
 def random(rng):
     """Draw a number from (0, 1] by xorshift64*; the state is rng[0]."""
     x = rng[0]
@@ -31,7 +31,7 @@ def random(rng):
     return (np.float64((x * uint64(0x2545F4914F6CDD1D)) >> uint64(11)) + 1.0) * 2.0**-53
 
 
-@part
+@inlined
 def draw(rng, bound):
     """Draw a whole number below `bound`."""
     return min(int(random(rng) * bound), bound - 1)

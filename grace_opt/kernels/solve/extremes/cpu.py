@@ -8,7 +8,7 @@ from numba import b1, f4, f8, void
 from torch import Tensor
 
 from ..._shared.inner import SIDE, differ, largest_bits
-from ..._shared.jit import jit, part
+from ..._shared.jit import inlined, jit
 from ..._shared.threads import split_batch
 from .reference import Extremes
 
@@ -57,7 +57,7 @@ def extremes(W, finite, largest, asymmetry):
         asymmetry[b] = max(worst, _largest_difference(here, whole, n, 0, n))
 
 
-@part
+@inlined
 def _largest_difference(W, top, bottom, left, right):
     worst = 0.0
     for i in range(top, bottom):

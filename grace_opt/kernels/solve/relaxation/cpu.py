@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import f8, i1, i8, types, void
 
-from ..._shared.jit import SMALL, jit, part
+from ..._shared.jit import SMALL, inlined, jit
 from ..._shared.whole import copy, largest, sort, total
 
 
@@ -104,7 +104,7 @@ def minimise(A, c, k, x, g, ordered, target, rtol, steps):
     return best, last, value
 
 
-@part
+@inlined
 def restricted(A, c, k, v, inside, B, b, y, x):
     """Build the relaxation with x_v fixed: fill B, b and the start y (m - 1); return its k and constant."""
     m = A.shape[0]

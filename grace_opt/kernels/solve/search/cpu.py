@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import b1, f8, i1, i8, types
 
-from ..._shared.jit import SMALL, jit, part
+from ..._shared.jit import SMALL, inlined, jit
 from ..._shared.whole import copy
 from ..relaxation.cpu import minimise, repair
 
@@ -21,7 +21,7 @@ FREE, IN, OUT = 0, 1, 2
 RTOL, STEPS_PER_VERTEX = 1e-6, 60
 
 
-@part
+@inlined
 def fix(v, inside, W, F, H, status, C, E, const):
     """Fix vertex v in one node. const: true constant, constant of the pair terms, how many are still to choose."""
     m = W.shape[0]
@@ -39,7 +39,7 @@ def fix(v, inside, W, F, H, status, C, E, const):
     const[1] += 2.0 * freed
 
 
-@part
+@inlined
 def leaf(W, status, C, const, chosen):
     """Complete a leaf optimally and fill `chosen`; return its value, or inf if the node is not a leaf.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import b1, f8, i8, types, u8, uint64, void
 
-from ..._shared.jit import SMALL, jit, part
+from ..._shared.jit import SMALL, inlined, jit
 from ..._shared.limits import FEW_EXCHANGED
 from ..._shared.whole import copy, equal
 
@@ -21,7 +21,7 @@ CLOCK, RESTARTS, STALE, ELITES = 0, 1, 2, 3
 SLACK, DWARFS = 64 * 2.0**-52, 2.0**36
 
 
-@part
+@inlined
 def draw(rng, bound):
     """Draw a whole number below `bound` by xorshift64*; the state is rng[0]."""
     x = rng[0]
@@ -91,7 +91,7 @@ def scales(W, heavy):
     return smallest if smallest > 0.0 else np.inf
 
 
-@part
+@inlined
 def forgotten(row, g, grain):
     """Return whether a leaving weight is so large that a remaining sum is mere rounding error."""
     result = False
@@ -100,7 +100,7 @@ def forgotten(row, g, grain):
     return result
 
 
-@part(fastmath={"nnan", "nsz", "reassoc"})
+@inlined(fastmath={"nnan", "nsz", "reassoc"})
 def least_entry(price, row):
     """Return the least ``price[j] - 2 row[j]``; the flags let the compiler take the minimum in parts."""
     low = np.inf
@@ -111,7 +111,7 @@ def least_entry(price, row):
     return low
 
 
-@part
+@inlined
 def best_exchange(W, weight, top, x, g, prices, until, now, wish, rng):
     """Return the best exchange of vertices not tabu, or one that changes f by less than `wish`; ties at random.
 
@@ -233,7 +233,7 @@ def run(
     note_best(W, x, g, best_x, values)
 
 
-@part
+@inlined
 def note_best(W, x, g, best_x, values):
     """Keep x as the best set if its recomputed f is best; called when f stops falling, not at every step."""
     if values[0] < values[1] - SLACK * values[3]:
@@ -243,7 +243,7 @@ def note_best(W, x, g, best_x, values):
             copy(best_x, x)
 
 
-@part
+@inlined
 def keep_elite(x, value, elites, elite_values, state):
     """Add x to the elites unless it is already there or worse than all of them."""
     held, worst = state[ELITES], 0
@@ -261,7 +261,7 @@ def keep_elite(x, value, elites, elite_values, state):
     elite_values[worst] = value
 
 
-@part
+@inlined
 def restart(k, x, best_x, elites, state, rng):
     """Put a new set in x: alternately two combined elites, or the perturbed best set."""
     n, held = len(x), state[ELITES]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
 
-from ...._shared.jit import c_function, part
+from ...._shared.jit import c_function, inlined
 from ...._shared.lanes import OCTETS, add_one, exp2, load, spread, store
 from ...._shared.memory import array_at, empty, start_of, zeros
 from ...decode.cpu import LEAST, NOTHING, ZERO, add_mask, cap, hide_bool, read_queries, turn_into_shares
@@ -61,7 +61,7 @@ BEFORE, IN_BEFORE, TRELLIS, SEQUENCES = 30, 31, 32, 33
 SINKS, SINK_KEYS, SINK_VALUES, KEY_BASIS, VALUE_BASIS, IN_SINKS, OF_SEQUENCE = 0, 1, 4, 7, 9, 11, 12
 
 
-@part
+@inlined
 def arrays_at(table):
     """The arrays of `attend`, of whose addresses and lengths the host made a table: see `coded_attention`."""
     pairs, batch, rows, wide, news, count, units, value_wide = (
@@ -86,14 +86,14 @@ def arrays_at(table):
     )
 
 
-@part
+@inlined
 def clear_all(address, count):
     """Make `count` numbers from an address on zeros, a multiple of what `WHOLE` bytes hold."""
     for place in range(address, address + count * BYTES, WHOLE):
         store(place, spread(ZERO))
 
 
-@part
+@inlined
 def head_of(sizes, tensor, b, h):
     """The address of a head of a tensor, and the bytes from token to token; `tensor` is one of `TAIL_KEYS` ...."""
     address = sizes[tensor] + (b * sizes[tensor + 1] + h * sizes[tensor + 2]) * BYTES
@@ -131,7 +131,7 @@ def prepare_at(data):
                 newest[pair, row, t] = NOTHING
 
 
-@part
+@inlined
 def open_unit(units, unit, tensor, width, split, place, workspace, longer):
     """Sort the channels of what a split ``(column of the unit's first token, first column, last)`` reads of a unit.
 
@@ -158,7 +158,7 @@ def open_unit(units, unit, tensor, width, split, place, workspace, longer):
     return a, b, end, offset, stride, whole
 
 
-@part
+@inlined
 def next_planes(units, first, last, tensor, column, start, stop):
     """Return which planes of a head's units, from one on, are read next: address, bytes read, bytes of a plane.
 
@@ -173,7 +173,7 @@ def next_planes(units, first, last, tensor, column, start, stop):
     return first * 0, first * 0, first * 0
 
 
-@part
+@inlined
 def attend_coded(
     units,
     limits,
@@ -225,7 +225,7 @@ def attend_coded(
     query_step, logit_step = scaled.shape[1] * BYTES, logits.shape[1] * BYTES
     (width, value_width), (first, last, start, stop) = widths, limits
     constants = zeros((rows,), np.float32)
-    nowhere = books * 0  # no literal: the parts would be compiled for it, too
+    nowhere = books * 0  # no literal: inlined functions would be compiled for it, too
     column = place = nowhere
     book_step, keys, values = nowhere + BOOK, nowhere + KEYS, nowhere + VALUES
     for unit in range(first, last):
@@ -292,7 +292,7 @@ def attend_coded(
     add_rows(made, value_width, products)
 
 
-@part
+@inlined
 def attend_dense(dense, counts, widths, first, queries, hidden, softcap, outer, logits, newest, state):
     """Attend with four rows, of which `first` is the number, to one head's dense tokens: sinks, then the tail.
 
@@ -332,7 +332,7 @@ def attend_dense(dense, counts, widths, first, queries, hidden, softcap, outer, 
         add_dense_values(place, logit_step, values, value_step, value_width, count, out, out_step)
 
 
-@part
+@inlined
 def make_workspace(width):
     """Return what `attend_coded` needs besides, read only after it is written: for each channel, index of its width,
     channel and address by widths, scale, mean; starts of widths; a copy of the last tokens' bits, and its addresses;
@@ -353,7 +353,7 @@ def make_workspace(width):
     )
 
 
-@part
+@inlined
 def make_workspaces(sizes):
     """Return what `attend_task` needs besides."""
     rows = sizes[GROUP] * sizes[LENGTH]
@@ -365,7 +365,7 @@ def make_workspaces(sizes):
     )
 
 
-@part
+@inlined
 def attend_task(task, arrays, books, workspaces, none, turn, longer):
     """Process one task; as many query rows at a time as `none` has sums of; `longer` as for `attend_coded`."""
     sizes, tasks, units, scales, queries, newest, ends, products = arrays
@@ -403,7 +403,7 @@ def attend_task(task, arrays, books, workspaces, none, turn, longer):
             attend_coded(units, limits, widths, few, books, *rest)
 
 
-@part
+@inlined
 def tasks_of_pair(tasks, task):
     """Return the first task of this one's pair, and the one after the last: they stand side by side."""
     first = last = task
@@ -414,7 +414,7 @@ def tasks_of_pair(tasks, task):
     return first, last
 
 
-@part
+@inlined
 def join(table, arrays, pair, first, last):
     """Combine the tasks of a pair, from the first to the one before the last; add up what the newest tokens receive.
 
@@ -474,7 +474,7 @@ def join(table, arrays, pair, first, last):
             received[pair, kind, t] += before[pair, kind, t]
 
 
-@part
+@inlined
 def attend(table, none):
     """Process the tasks not taken yet; write to their rows of maxima, sums and products. Who is done with the last one
     of a pair joins them.

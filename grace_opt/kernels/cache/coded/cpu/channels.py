@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import compute, load_byte, load_one
 from ...._shared.memory import start_of
 from ...decode.cpu import ZERO
@@ -22,7 +22,7 @@ LAST, LAST_READ = 6, 8
 HALF, CACHE_LINE = 2, 64
 
 
-@part
+@inlined
 def sort_channels(fields, stride, width, offset, size, longer, levels, order, places, scales, means, starts):
     """Sort the channels of keys, or values, by their widths; fetch the bits that are read next.
 
@@ -81,7 +81,7 @@ def sort_channels(fields, stride, width, offset, size, longer, levels, order, pl
     return fields[PLANES] + planes * stride
 
 
-@part
+@inlined
 def read_as(level, longer):
     """The place in `READ_BITS` of how codes of a width are read."""
     if longer == 0 or level == 0 or level > LAST:
@@ -89,7 +89,7 @@ def read_as(level, longer):
     return level + longer if level < LAST else level * 0 + LAST_READ
 
 
-@part
+@inlined
 def fetch(address, size, stride, planes):
     """Bring `size` bytes of each plane into the processor's caches, from an address in the first plane on.
 
@@ -105,7 +105,7 @@ def fetch(address, size, stride, planes):
     compute(seen)
 
 
-@part
+@inlined
 def level_of(bits, skip, number):
     """The index of a channel's width."""
     address, shift = bits + number // 8, number % 8
@@ -117,7 +117,7 @@ def level_of(bits, skip, number):
     return (low >> shift & 1) | (middle >> shift & 1) << 1 | (high >> shift & 1) << 2
 
 
-@part
+@inlined
 def safe_part(count, offset, stride, behind, end):
     """Return how many of `count` tokens, from a byte of each plane on, are read in blocks without leaving memory.
 
@@ -127,7 +127,7 @@ def safe_part(count, offset, stride, behind, end):
     return (count + BLOCK - 1) // BLOCK * BLOCK if behind + beyond <= end else count // BLOCK * BLOCK
 
 
-@part
+@inlined
 def copy_rest(places, starts, offset, step, count, planes, copies, copy_places):
     """Copy bytes of every plane from an offset on, fewer than `BLOCK_STEP`, to where as many may be read; `planes` says
     how many planes a channel of each width has."""
@@ -141,7 +141,7 @@ def copy_rest(places, starts, offset, step, count, planes, copies, copy_places):
                 place += BLOCK_STEP
 
 
-@part
+@inlined
 def part_of(column, count, start, stop):
     """Return which tokens of a unit, whose first is in a column, belong to a split: from one up to another.
 

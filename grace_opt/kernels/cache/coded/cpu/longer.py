@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import load_byte
 from ...._shared.memory import array_at, start_of
 from .channels import ALL, LAST, READ_BITS, safe_part
 from .products import BLOCK, BLOCK_STEP
 
 
-@part
+@inlined
 def lengthen(own, before, low, high):
     """Write the two planes that a plane is read as; `before` is its byte before the first, or 0."""
     count, last = own.shape[0], np.uint8(before)
@@ -31,7 +31,7 @@ def lengthen(own, before, low, high):
         high[i] = here ^ (np.uint8(here << 2) | np.uint8(last >> 6)) ^ (np.uint8(here << 3) | np.uint8(last >> 5))
 
 
-@part
+@inlined
 def read_longer(places, starts, offset, stride, count, workspace):
     """Write the planes of `count` tokens, from a byte of each plane on, as they are read; change the channels' places.
 
@@ -56,7 +56,7 @@ def read_longer(places, starts, offset, stride, count, workspace):
     return step
 
 
-@part
+@inlined
 def read_from(places, starts, offset, stride, count, beyond, longer):
     """Return where `count` tokens are read in blocks: the byte of each plane, a plane's bytes, and how many tokens.
 

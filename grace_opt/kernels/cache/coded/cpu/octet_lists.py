@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import WIDEST, load_byte, load_one, load_place, store_one
 from ...._shared.memory import empty, start_of
 from ...decode.cpu import ZERO
@@ -36,7 +36,7 @@ OF_WEIGHTS, OF_TWO, OF_ONE = 0b1111, 0b0101, 0b0001
 EIGHT_BITS = READ_BITS.index(8)
 
 
-@part
+@inlined
 def make_octets(width):
     """Return the workspace for the octets of as many channels: what is said of each; vectors of its queries or totals,
     `ROWS` for each half; where the octets of each kind end; weights of planes; tables of four bits; the octets' bytes;
@@ -56,7 +56,7 @@ def make_octets(width):
     )
 
 
-@part
+@inlined
 def make_some(octets, first, last, offset, size):
     """Write the bytes of the octets from `first` on, those of the same line of tokens side by side.
 
@@ -74,7 +74,7 @@ def make_some(octets, first, last, offset, size):
     return to, step
 
 
-@part
+@inlined
 def copy_planes(octet, offset, size, copies, copied):
     """Copy `size` bytes of each plane, and the one before them, or 0; write what is said of the copies."""
     for place in range(PLANES, ENTRY):
@@ -87,13 +87,13 @@ def copy_planes(octet, offset, size, copies, copied):
         copied[plane] = start_of(copies[plane])
 
 
-@part
+@inlined
 def begin_to_prefetch(octets, upcoming):
     """Note what is read afterwards, and is prefetched from now on: its address, the bytes read, a plane's bytes."""
     octets[6][0], octets[6][1] = upcoming[0], upcoming[0] + upcoming[1]
 
 
-@part
+@inlined
 def prefetch(octets, upcoming, count):
     """Prefetch some lines of what is read afterwards, plane by plane; a processor can wait for about a dozen."""
     prefetched = octets[6]
@@ -107,7 +107,7 @@ def prefetch(octets, upcoming, count):
     prefetched[0], prefetched[1] = place, end
 
 
-@part
+@inlined
 def list_signs(places, starts, step, books, book_step, queries, query_step, rows, octets, trellis):
     """List the planes of channels of one and two bits; return how many octets they make."""
     entries, factors, _, weights, tables = octets[:5]
@@ -137,7 +137,7 @@ def list_signs(places, starts, step, books, book_step, queries, query_step, rows
     return count
 
 
-@part
+@inlined
 def list_pairs(places, starts, step, first, last, octets, count, trellis):
     """List channels of some widths, two in an octet, behind `count` octets; return how many there are then."""
     entries, tables = octets[0], octets[4]
@@ -156,7 +156,7 @@ def list_pairs(places, starts, step, first, last, octets, count, trellis):
     return count
 
 
-@part
+@inlined
 def list_channels(places, starts, step, books, book_step, first, count, octets, trellis):
     """List channels from the first one of a width on, behind `count` octets; write where each kind of them ends."""
     entries, ends = octets[0], octets[2]
@@ -180,7 +180,7 @@ def list_channels(places, starts, step, books, book_step, first, count, octets, 
         ends[kind] = count
 
 
-@part
+@inlined
 def put_queries(queries, query_step, rows, first, stop, to):
     """Write the queries of channels, two in an octet; return where the next ones belong."""
     for i in range(first, stop, 2):
@@ -191,7 +191,7 @@ def put_queries(queries, query_step, rows, first, stop, to):
     return to
 
 
-@part
+@inlined
 def list_keys(places, starts, step, books, book_step, queries, query_step, rows, octets, trellis):
     """List the octets of keys, and write the numbers that each of their bytes is multiplied with, or looked up in."""
     store_tables(books, book_step, start_of(octets[4]))
@@ -212,7 +212,7 @@ def list_keys(places, starts, step, books, book_step, queries, query_step, rows,
         to += 2 * rows * BYTES
 
 
-@part
+@inlined
 def list_values(places, starts, step, books, book_step, octets, trellis):
     """List the octets of values."""
     store_tables(books, book_step, start_of(octets[4]))

@@ -7,7 +7,7 @@ When: processors with AVX2 or AVX-512 (`grace_opt.kernels._shared.lanes.OCTETS`)
 
 from __future__ import annotations
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import WIDEST, load_four, store
 from ...._shared.memory import start_of
 from ..forms import ROWS
@@ -52,9 +52,9 @@ SIZE = ENTRY * PLACE
 keys_of_first, OF_FIRST = (add_sums_of_signs, 2 * WHOLE) if WEIGHTS else (keys_of_few, 2 * BYTES)
 
 
-@part
+@inlined
 def next_block(line, next_line, t):
-    """Return where the bytes of the tokens behind a block are; its last token is number ``t - 1`` of those made at once.
+    """Return where the bytes of the tokens behind a block are; number ``t - 1`` of those made at once is its last.
 
     A line's tokens are those of `VECTORS` vectors, or, of narrower ones, twice as many: their codes stand in the next
     bytes of the same integers.
@@ -64,22 +64,22 @@ def next_block(line, next_line, t):
     return line + next_line - (LINE // BLOCK - 1) * VECTORS
 
 
-@part
+@inlined
 def read_from(places, starts, offset, stride, count, beyond, longer):
     """Return where `count` tokens are read: all in place. Parameters as for `kernels.cache.coded.cpu.longer`."""
     return offset, stride, count
 
 
-@part
+@inlined
 def is_trellis(starts, longer):
-    """Return 1 if codes are those of a trellis, else 0; no literal, for which the parts would be compiled, too."""
+    """Return 1 if codes are those of a trellis, else 0; no literal, for which other code would be compiled."""
     trellis = starts[0]
     if longer is not None and longer.shape[0] > 0:
         trellis += 1
     return trellis
 
 
-@part
+@inlined
 def add_logits(
     places, starts, offset, step, count, queries, query_step, constants, books, book_step, out, out_step, none,
     workspace, longer,
@@ -124,7 +124,7 @@ def add_logits(
             line = next_block(line, next_line, block + BLOCK)
 
 
-@part
+@inlined
 def add_values(
     places, starts, offset, step, count, shares, share_step, books, book_step, sums, none, workspace, longer
 ):
@@ -196,7 +196,7 @@ def add_values(
     add_halves(starts, starts[1], starts[LAST_OF_TWO + 1], sums, totals)
 
 
-@part
+@inlined
 def add_halves(starts, first, single, sums, totals):
     """Add to sums of channels those of octets, two for each; channels from `single` on have an octet each."""
     half = first * 0

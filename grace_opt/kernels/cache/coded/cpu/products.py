@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import WIDEST, load_place, multiply_add_vectors, widest
 from ...._shared.memory import start_of
 from ..forms import ROWS, WIDTHS
@@ -159,7 +159,7 @@ def add_totals(typing_context, products, sums):
     return types.void(products, types.intp), generate
 
 
-@part
+@inlined
 def add_logits(
     places, starts, offset, step, count, queries, query_step, constants, books, book_step, out, out_step, none,
     workspace, longer,
@@ -203,7 +203,7 @@ def add_logits(
         store_rows(out + t * BYTES, out_step, sums)
 
 
-@part
+@inlined
 def add_values(
     places, starts, offset, step, count, shares, share_step, books, book_step, sums, none, workspace, longer
 ):

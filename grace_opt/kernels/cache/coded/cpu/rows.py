@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import (
     WIDEST,
     exp2,
@@ -29,7 +29,7 @@ from ..forms import LANES, ROWS
 WIDE = WIDEST * BYTES
 
 
-@part
+@inlined
 def scale_queries(turned, width, order, scales, means, constants, scaled):
     """Multiply rows by the channels' scales, in the order of widths; write their products with the means."""
     whole = width // LANES * LANES
@@ -44,7 +44,7 @@ def scale_queries(turned, width, order, scales, means, constants, scaled):
             scaled[row, i] = turned[row, order[i]] * scales[i]
 
 
-@part
+@inlined
 def share_out(logits, count):
     """Replace the logits of one row, whole blocks, by its shares; return the maximum, and the sum of the shares."""
     start = start_of(logits)
@@ -60,14 +60,14 @@ def share_out(logits, count):
     return largest, total(sums)
 
 
-@part
+@inlined
 def clear(totals, width):
     """Make the numbers of `ROWS` rows zeros."""
     for i in range(width):
         store(start_of(totals[i]), spread_four(ZERO))
 
 
-@part
+@inlined
 def add_products(shares, first, last, totals, width, order, scales, means, products):
     """Add to products (width, ROWS) what the rows' shares from place `first` to `last`, whole blocks, and the sums of
     their numbers make."""
@@ -84,7 +84,7 @@ def add_products(shares, first, last, totals, width, order, scales, means, produ
         store(address, multiply_add(share, spread_four(means[order[i]]), sums))
 
 
-@part
+@inlined
 def add_rows(products, width, rows):
     """Add products (width, ROWS) to those of each row."""
     for row in range(rows.shape[0]):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...._shared.jit import c_function, jit, part
+from ...._shared.jit import c_function, inlined, jit
 from ...._shared.lanes import WIDEST
 from ...._shared.memory import array_at, empty, view, zeros
 from ...._shared.threads import array_of, call_with
@@ -79,7 +79,7 @@ def weighted(row, centre, weights):
     return total
 
 
-@part
+@inlined
 def largest_bits(row):
     """Return the bits of the largest absolute value: as integers, they are in the same order, and fit vectors."""
     bits, largest = view(row, np.int32), np.int32(0)
@@ -89,7 +89,7 @@ def largest_bits(row):
     return largest
 
 
-@part(error_model="numpy")
+@inlined(error_model="numpy")
 def sum_squares(rows, weights, counts, large, squares):
     """Fill the bits of the largest number of each head (H,), and the sums (H, C, d)."""
     for h in range(rows.shape[0]):
@@ -113,7 +113,7 @@ def mean_square(row):
     return total / row.shape[0]
 
 
-@part(error_model="numpy")
+@inlined(error_model="numpy")
 def nearest_levels(sizes, scale, edges, levels, out):
     """Write the nearest of the ascending levels to each size, both in units of the scale."""
     for t in range(sizes.shape[0]):
@@ -136,14 +136,14 @@ def step_of(sizes, scale, numbers):
     return products / squares
 
 
-@part(error_model="numpy")
+@inlined(error_model="numpy")
 def centre(row, mean, out):
     """Write the differences from the mean."""
     for t in range(row.shape[0]):
         out[t] = row[t] - mean
 
 
-@part(error_model="numpy")
+@inlined(error_model="numpy")
 def nearest(scaled, edges, bits, codes):
     """Write the code of every number of a row."""
     for t in range(codes.shape[0]):
@@ -163,7 +163,7 @@ def nearest(scaled, edges, bits, codes):
         codes[t] = below
 
 
-@part
+@inlined
 def longest_of(counts):
     """The largest of some sizes."""
     longest = 0
@@ -172,7 +172,7 @@ def longest_of(counts):
     return longest
 
 
-@part(error_model="numpy")
+@inlined(error_model="numpy")
 def fit(rows, means, widths, counts, levels, edges, even, scales):
     """Fill the scales (C, R) float32 of rows that have bits.
 
@@ -204,7 +204,7 @@ def fit(rows, means, widths, counts, levels, edges, even, scales):
             first += count
 
 
-@part(error_model="numpy")
+@inlined(error_model="numpy")
 def scale_down(row, mean, scale, out):
     """Write a row's differences from the mean, divided by its scale."""
     centre(row, mean, out)
@@ -213,7 +213,7 @@ def scale_down(row, mean, scale, out):
         out[t] /= divisor
 
 
-@part
+@inlined
 def pack(eights, bits, size, planes, place):
     """Write the planes of a row of codes, of which each number holds eight."""
     for p in range(bits):
@@ -222,7 +222,7 @@ def pack(eights, bits, size, planes, place):
         place += size
 
 
-@part(error_model="numpy")
+@inlined(error_model="numpy")
 def code(rows, means, widths, counts, edges, trellis, even, scales, planes):
     """Fill the planes (P,) uint8 of all classes, one class after the other.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import (
     WIDEST,
     load_wholes,
@@ -36,7 +36,7 @@ WAYS, PLACE = np.int32(STATES), np.int32(6)
 COLUMNS = 32
 
 
-@part
+@inlined
 def search(columns, levels, fours, count, survivors):
     """Keep what is known of each column; return the best state at the end.
 
@@ -95,7 +95,7 @@ def search(columns, levels, fours, count, survivors):
     return where_less(c7, least, spread_whole(np.int32(7)), state)
 
 
-@part
+@inlined
 def walk_back(survivors, count, state, codes):
     """Write the codes of some columns, the last of which leads to a state; return the state before the first."""
     one, two = spread_whole(np.int32(1)), spread_whole(np.int32(2))
@@ -110,7 +110,7 @@ def walk_back(survivors, count, state, codes):
     return state
 
 
-@part
+@inlined
 def plane_of(codes, count, bit):
     """Return the bits of some columns' codes, the first column's lowest."""
     plane, shift, one = spread_whole(np.int32(0)), spread_whole(np.int32(bit)), spread_whole(np.int32(1))
@@ -119,7 +119,7 @@ def plane_of(codes, count, bit):
     return plane
 
 
-@part(error_model="numpy")
+@inlined(error_model="numpy")
 def code_by_trellis(scaled, count, rows, widths, trellis, planes, starts):
     """Write the planes of some rows, no more than lanes.
 

@@ -10,7 +10,7 @@ Both products take four rows at a time (`rows`), and logits are made from dense 
 two orders or from keys in a few bits (`logits`). Addresses are plain integers: strided
 views need no array type of their own, so the kernel is compiled once and not once for every combination of layouts.
 
-NaN is not lost: no part is compiled with options that assume there is none.
+NaN is not lost: nothing is compiled with options that assume there is none.
 
 Source: Dao et al., "Flash-Decoding for long-context inference" (2023), for splitting along the tokens; Milakov and
 Gimelshein (arXiv 1805.02867) for the running softmax.
@@ -21,7 +21,7 @@ from __future__ import annotations
 import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
 
-from ...._shared.jit import c_function, part
+from ...._shared.jit import c_function, inlined
 from ...._shared.lanes import (
     add_one,
     exp2,
@@ -53,7 +53,7 @@ NOTHING, NAN, ZERO = np.float32(-np.inf), np.float32(np.nan), np.float32(0.0)
 QUERY, KEPT, SINK_KEYS, PRUNED_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK = range(8)
 
 
-@part
+@inlined
 def cap(logits, outer):
     """Soft-cap logits given in powers of e^2: tanh(x) = 1 - 2 / (e^2x + 1), times `outer`."""
     start, one, two, scale = start_of(logits), spread(np.float32(1)), spread(np.float32(2)), spread(outer)
@@ -61,7 +61,7 @@ def cap(logits, outer):
         store(place, scale * (one - two / (exp2(load(place)) + one)))
 
 
-@part
+@inlined
 def hide_bool(logits, count, mask, step):
     """Write the smallest number where the mask is False."""
     for t in range(count):
@@ -69,7 +69,7 @@ def hide_bool(logits, count, mask, step):
             logits[t] = LEAST
 
 
-@part
+@inlined
 def add_mask(logits, count, mask, step):
     """Add the mask; minus infinity becomes the smallest number, NaN is kept."""
     for t in range(count):
@@ -77,7 +77,7 @@ def add_mask(logits, count, mask, step):
         logits[t] = LEAST if x < LEAST else x
 
 
-@part
+@inlined
 def turn_into_shares(logits, count, largest):
     """Replace the logits of one row by its shares.
 
@@ -99,7 +99,7 @@ def turn_into_shares(logits, count, largest):
     return now, total(exp2(spread(largest) - shift)) / np.float32(LANES), total(sums)
 
 
-@part
+@inlined
 def attend_region(queries, head, keys, values, start, stop, rows, hidden, softcap, outer, logits, scaled, state, packs):
     """Attend to columns `start` to `stop` of a region: sinks, pruned tokens or tail.
 
@@ -172,7 +172,7 @@ def attend_region(queries, head, keys, values, start, stop, rows, hidden, softca
         t += count
 
 
-@part
+@inlined
 def read_queries(source, head_step, row_step, channel_step, rows, length, width, scale, full):
     """Write one group's scaled queries as rows of `full`; its other entries are not touched."""
     for row in range(rows):
@@ -181,7 +181,7 @@ def read_queries(source, head_step, row_step, channel_step, rows, length, width,
             full[row, c] = load_one(start + c * channel_step) * scale
 
 
-@part
+@inlined
 def gather(full, rows, width, indices, step, kept_count, narrow):
     """Gather the kept channels of queries; an index out of range gives NaN instead of reading other memory."""
     for i in range(kept_count):
@@ -191,14 +191,14 @@ def gather(full, rows, width, indices, step, kept_count, narrow):
             narrow[row, i] = full[row, c] if exists else NAN
 
 
-@part
+@inlined
 def address(place, b, h):
     """Return the address of one head's part of a tensor; `place` is its row of `places`."""
     return place[0] + b * place[1] + h * place[2]
 
 
 # Plain loops instead of operations on whole arrays, here and below: numba takes seconds to compile each of those.
-@part
+@inlined
 def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products, packs):
     """Process the tasks not taken yet; write to their rows of `largest`, `sums` and `products`.
 
@@ -284,7 +284,7 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
             )
 
 
-@part
+@inlined
 def ends_at(table):
     """Maxima, sums and products of the tasks, of which the host made a table: see `attend`."""
     tasks, rows = table[7], table[8]
@@ -295,7 +295,7 @@ def ends_at(table):
     )
 
 
-@part
+@inlined
 def attend_to(data, packs):
     """Call `attend` with what a table of addresses and sizes says."""
     table = array_at(data, (12,), np.int64)

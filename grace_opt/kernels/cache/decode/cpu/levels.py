@@ -6,11 +6,11 @@ and the arithmetic takes longer.
 
 from __future__ import annotations
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import load_byte_levels, load_int_levels, load_some_byte_levels, load_some_int_levels
 
 
-@part
+@inlined
 def load_levels(address, element, shift, bits):
     """Eight levels; `element` is the size of what holds them, in bytes, `shift` the number of bits below them."""
     if element == 1:
@@ -18,7 +18,7 @@ def load_levels(address, element, shift, bits):
     return load_int_levels(address, shift, bits)
 
 
-@part
+@inlined
 def load_some_levels(address, element, count, shift, bits):
     """The first `count` of eight levels, and zeros; nothing behind them is read."""
     if element == 1:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import load, load_place, load_short, load_some, prefetch, spread, store, total
 from ..forms import LANES
 from ..packed import ENTRIES, FIRST, LEVELS, PLANE, SCALE, STEP, ZERO
@@ -26,7 +26,7 @@ CACHE_LINE = 64
 NOTHING = np.float32(0.0)
 
 
-@part
+@inlined
 def logits_by_token(queries, query_step, keys, key_step, width, count, out, out_step):
     """Logits of four rows with `count` keys whose channels are adjacent, two keys at a time."""
     full, rest = width - width % LANES, width % LANES
@@ -50,7 +50,7 @@ def logits_by_token(queries, query_step, keys, key_step, width, count, out, out_
         store_pair(place + 3 * out_step, a3, b3)
 
 
-@part
+@inlined
 def logits_by_channel(queries, query_step, keys, channel_step, width, count, out, out_step):
     """Logits of four rows with `count` keys of which each channel's numbers are adjacent, eight keys at a time."""
     for t in range(0, count, LANES):
@@ -71,7 +71,7 @@ def logits_by_channel(queries, query_step, keys, channel_step, width, count, out
         store(place + 3 * out_step, a3)
 
 
-@part
+@inlined
 def logits_packed(queries, query_step, scaled, table, owners, head, form, start, width, count, out, out_step):
     """Logits of four rows with `count` keys from token `start` on, one group of tokens after the other.
 
@@ -122,7 +122,7 @@ def logits_packed(queries, query_step, scaled, table, owners, head, form, start,
         t += tokens
 
 
-@part
+@inlined
 def scale_queries(queries, step, scale, zero, width, zero_in_levels, scaled):
     """Four rows of queries times the scales, into `scaled`; returns minus their products with the zero points."""
     a0 = a1 = a2 = a3 = spread(NOTHING)

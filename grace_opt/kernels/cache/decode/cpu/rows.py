@@ -6,7 +6,7 @@ bytes.
 
 from __future__ import annotations
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import load, load_one, multiply_add, spread, store, store_one, store_some, total
 from ..forms import LANES
 
@@ -15,7 +15,7 @@ BYTES, PLACE = 4, 8
 WHOLE = LANES * BYTES
 
 
-@part
+@inlined
 def add_products(address, step, x, a, b, c, d):
     """Four rows of eight numbers each, from `address` on and `step` apart, times `x`, added to the four sums."""
     return (
@@ -26,7 +26,7 @@ def add_products(address, step, x, a, b, c, d):
     )
 
 
-@part
+@inlined
 def add_multiples(address, step, x, a, b, c, d):
     """Four single numbers, from `address` on and `step` apart, times `x`, added to the four sums."""
     return (
@@ -37,13 +37,13 @@ def add_multiples(address, step, x, a, b, c, d):
     )
 
 
-@part
+@inlined
 def load_four(address, step):
     """Eight numbers of each of four rows."""
     return load(address), load(address + step), load(address + 2 * step), load(address + 3 * step)
 
 
-@part
+@inlined
 def store_four(address, step, a, b, c, d):
     """Eight numbers of each of four rows."""
     store(address, a)
@@ -52,7 +52,7 @@ def store_four(address, step, a, b, c, d):
     store(address + 3 * step, d)
 
 
-@part
+@inlined
 def store_some_of_four(address, step, count, a, b, c, d):
     """The first `count` of eight numbers of each of four rows."""
     store_some(address, a, count)
@@ -61,7 +61,7 @@ def store_some_of_four(address, step, count, a, b, c, d):
     store_some(address + 3 * step, d, count)
 
 
-@part
+@inlined
 def store_pair(place, a, b):
     """The sums of two vectors, side by side."""
     store_one(place, total(a))

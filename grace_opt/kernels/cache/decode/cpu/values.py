@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import load, load_one, load_place, load_short, load_some, prefetch, spread, store_one
 from ..forms import LANES
 from ..packed import ENTRIES, FIRST, LEVELS, PLANE, SCALE, STEP, ZERO
@@ -21,7 +21,7 @@ GROUP, AHEAD = 8, 16
 NOTHING = np.float32(0.0)
 
 
-@part
+@inlined
 def add_values(shares, share_step, values, value_step, width, count, out, out_step):
     """Add to four rows of `out` their shares times `count` values, sixteen channels at a time."""
     for start in range(0, count, GROUP):
@@ -47,7 +47,7 @@ def add_values(shares, share_step, values, value_step, width, count, out, out_st
             store_four(place + WHOLE, out_step, b0, b1, b2, b3)
 
 
-@part
+@inlined
 def add_packed_values(shares, share_step, scaled, table, owners, head, form, start, width, count, out, out_step):
     """Add to four rows of `out` their shares times `count` values from token `start` on, group by group.
 
@@ -92,7 +92,7 @@ def add_packed_values(shares, share_step, scaled, table, owners, head, form, sta
         t = until
 
 
-@part
+@inlined
 def scale_shares(shares, share_step, scale, zero, step, count, zero_in_levels, scaled):
     """Shares of four rows times the scales of `count` tokens, into `scaled`; minus their products with the zeros."""
     a0 = a1 = a2 = a3 = NOTHING
@@ -111,7 +111,7 @@ def scale_shares(shares, share_step, scale, zero, step, count, zero_in_levels, s
     return spread(a0), spread(a1), spread(a2), spread(a3)
 
 
-@part
+@inlined
 def add_levels(scaled, share_step, levels, step, size, count, element, shift, bits, zeros, out, out_step):
     """Add the levels of one group of channels, times the scaled shares of `count` tokens, and `zeros`."""
     z0, z1, z2, z3 = zeros

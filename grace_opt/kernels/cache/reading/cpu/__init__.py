@@ -13,7 +13,7 @@ from __future__ import annotations
 import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
 
-from ...._shared.jit import c_function, part
+from ...._shared.jit import c_function, inlined
 from ...._shared.lanes import add_one, count_now
 from ...._shared.memory import array_at, zeros
 from ...decode.cpu import BLOCK, LOG2E, address
@@ -56,7 +56,7 @@ from .scores import score
 from .states import clear
 
 
-@part
+@inlined
 def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, work):
     """Attend to few tokens; threads that call this on the same arrays share the work.
 
@@ -138,7 +138,7 @@ def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, 
             count[STOP] = finish(pair, sizes, factors, least, states, *mine, count, output, bounds_out)
 
 
-@part
+@inlined
 def next_task(phase, taken, pairs, splits):
     """Return what a thread does next, for which pair and split; wait while another chooses what is to be read."""
     number, count = add_one(taken), pairs * splits

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import exp2, greater, greatest, load, load_some, multiply_add, spread, store, total
 from ...._shared.memory import start_of
 from ...decode.cpu import NOTHING, ZERO
@@ -21,7 +21,7 @@ INFINITE = np.float32(np.inf)
 PRECISION, BITS = 2.0**-23, math.log2(math.e)
 
 
-@part
+@inlined
 def raise_reach(address, step, count, width, reach):
     """Raise the entries of `reach` to the largest absolute number of each channel."""
     to = start_of(reach)
@@ -33,7 +33,7 @@ def raise_reach(address, step, count, width, reach):
         store(to + c * BYTES, best)
 
 
-@part
+@inlined
 def terms_of(query, reach, width):
     """Return what the terms of a product add up to at most."""
     terms = 0.0
@@ -42,7 +42,7 @@ def terms_of(query, reach, width):
     return terms
 
 
-@part
+@inlined
 def log_sum(row, count, shares):
     """Logarithm, in powers of two, of a row's sum of powers, whose shares of the largest are written.
 
@@ -68,7 +68,7 @@ def log_sum(row, count, shares):
     return np.float64(top) + math.log2(np.float64(total(sums))), top
 
 
-@part
+@inlined
 def log_bounds(row, pages, norms, length, shares):
     """Logarithm of the sum of what is expected of pages, or more: for tokens, with their norms times a length."""
     if length >= 0:
@@ -82,7 +82,7 @@ def log_bounds(row, pages, norms, length, shares):
     return rest
 
 
-@part
+@inlined
 def bound_of(rest, read, read_terms, rest_terms, width, count):
     """Return what `certificate.unread_bound` says, from numbers in powers of two."""
     if rest == -np.inf:

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import greater, greatest, load, spread, store
 from ...._shared.memory import empty, start_of
 from ...decode.cpu import NOTHING
@@ -20,7 +20,7 @@ from ..forms import BUCKETS, HIDDEN, STEPS
 STEP = np.float32(STEPS / math.log2(math.e))
 
 
-@part
+@inlined
 def rank_pages(rows, pages, expected, sums, score, ranks, numbers):
     """Write how many steps each page is below the first, and how many pages there are at each step.
 
@@ -46,7 +46,7 @@ def rank_pages(rows, pages, expected, sums, score, ranks, numbers):
         numbers[rank] += 1
 
 
-@part
+@inlined
 def expected_enough(rows, pages, sums, tops, shares, dense, ranks, numbers, mass, top_p, least):
     """Return how many pages have the needed share of the attention expected, with the dense tokens, for every row.
 
@@ -91,7 +91,7 @@ def expected_enough(rows, pages, sums, tops, shares, dense, ranks, numbers, mass
     return max(count, least)
 
 
-@part
+@inlined
 def take_pages(count, pages, ranks, numbers, taken):
     """Write the next `count` pages in the order of reading, in that of the tokens; they are not taken again."""
     border, left = 0, count

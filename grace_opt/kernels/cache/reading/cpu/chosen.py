@@ -5,7 +5,7 @@ They go to where the decoding kernel's loops (`grace_opt.kernels.cache.decode.cp
 
 from __future__ import annotations
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import load, load_byte, load_short, load_some, prefetch, store, store_some
 from ...._shared.memory import start_of
 from ...decode.cpu import BLOCK, LEAST, NOTHING, address, turn_into_shares
@@ -19,7 +19,7 @@ from ..forms import COUNTS, FIRST, KEPT_COUNT, KIND, MASK, OLD, OLD_KEYS, OLD_VA
 AHEAD = 4
 
 
-@part
+@inlined
 def copy_tokens(source, step, tokens, count, width, copies):
     """Copy tokens to `copies`, one after the other."""
     to, row = start_of(copies), copies.shape[1] * BYTES
@@ -35,7 +35,7 @@ def copy_tokens(source, step, tokens, count, width, copies):
             store_some(place + full * BYTES, load_some(one + full * BYTES, rest), rest)
 
 
-@part
+@inlined
 def attend_block(queries, rows, places, sizes, b, h, masks, count, workspaces, state):
     """Copy the tokens of a block and attend to them."""
     key_workspace, value_workspace, tokens, logits = workspaces
@@ -65,7 +65,7 @@ def attend_block(queries, rows, places, sizes, b, h, masks, count, workspaces, s
         add_values(to, logit_step, start_of(value_workspace), step, value_width, count, place, out_step)
 
 
-@part
+@inlined
 def read_pages(queries, rows, places, sizes, b, h, masks, taken, page_count, expected, workspaces, state):
     """Attend to the tokens of pages, and take these out of what is expected; return how many real ones they have."""
     tokens, size, first = workspaces[2], sizes[SIZE], sizes[FIRST]

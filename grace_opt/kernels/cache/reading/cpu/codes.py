@@ -21,7 +21,7 @@ from ...._shared.bits import (
     load_bits,
     spread_bits,
 )
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import load_short, store
 from ...._shared.limits import BITS, BITS_AT_ONCE
 from ...._shared.memory import array_at, start_of
@@ -43,7 +43,7 @@ ARCSINE = (
 )
 
 
-@part
+@inlined
 def hash_query(query, planes, step, count, products, words):
     """Write -1 for hyperplanes on whose upper side a query lies, 0 for the others; `products` is a workspace.
 
@@ -60,7 +60,7 @@ def hash_query(query, planes, step, count, products, words):
         words[j] = EVERY if products[j] >= 0 else NONE
 
 
-@part
+@inlined
 def draw_tokens(address, words, bits, tables, drawn):
     """Write which of 256 tokens have a query's code in two tables or more, from the address of their bits."""
     one = two = spread_bits(NONE)
@@ -81,7 +81,7 @@ def draw_tokens(address, words, bits, tables, drawn):
     store(start_of(drawn), two)
 
 
-@part
+@inlined
 def count_differing(address, words, planes, counters, counts):
     """Write for 256 tokens how many of the bits at an address are not the query's; `counters` is a workspace.
 
@@ -112,7 +112,7 @@ def count_differing(address, words, planes, counters, counts):
             store(start_of(counts) + (word * BITS // WORDS + eight) * WORD, numbers)
 
 
-@part
+@inlined
 def angle(cosine):
     """The angle of a cosine, as a share of the straight one; math.acos takes many times as long."""
     far = abs(cosine) > 0.5
@@ -126,7 +126,7 @@ def angle(cosine):
     return 2.0 * result if cosine > 0 else 1.0 - 2.0 * result
 
 
-@part
+@inlined
 def sampling_probability(equal, bits, tables):
     """The probability that a token is drawn, if a bit is equal with probability `equal`.
 

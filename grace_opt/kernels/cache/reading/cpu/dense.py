@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.memory import zeros
 from ...decode.cpu import address, attend_region, gather, read_queries
 from ...decode.forms import BY_TOKEN
@@ -31,7 +31,7 @@ from .bounds import raise_reach
 NO_FORM = (0, 0, 0, 0, 0, False)
 
 
-@part
+@inlined
 def queries_of(pair, places, sizes, scale, full, narrow):
     """Write a pair's queries times `scale`, and their channels as keys have them; return its sequence and KV head."""
     b, h, rows = pair // sizes[HEADS], pair % sizes[HEADS], sizes[GROUP]
@@ -41,7 +41,7 @@ def queries_of(pair, places, sizes, scale, full, narrow):
     return b, h
 
 
-@part
+@inlined
 def attend_dense(full, places, sizes, b, h, masks, workspaces, state, reach):
     """Attend to the sinks and the tail, and raise the entries of `reach` to their keys' largest absolute numbers."""
     (logits, scaled), width = workspaces, sizes[WIDTH]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...._shared.bits import WORDS
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import load_byte, load_short
 from ...._shared.limits import BITS as TOKENS
 from ...._shared.memory import start_of
@@ -43,7 +43,7 @@ SMALLEST = 1e-30
 PER_WORD = TOKENS // WORDS
 
 
-@part
+@inlined
 def show_tokens(places, sizes, b, mask, first, shown):
     """Write which of 256 tokens from the `first` on exist, are no padding, and are not hidden from a query head."""
     counts = places[COUNTS, 0] + b * places[COUNTS, 1]
@@ -59,7 +59,7 @@ def show_tokens(places, sizes, b, mask, first, shown):
         shown[word] = bits
 
 
-@part
+@inlined
 def bound_others(norms, count, length, cosines, counts, drawn, shown, line, largest):
     """Return what logits of tokens that were not drawn can be at most, added up as `turn_into_shares` does."""
     highest = cosines.shape[0] - 1
@@ -80,7 +80,7 @@ def bound_others(norms, count, length, cosines, counts, drawn, shown, line, larg
     return now, shrink, more
 
 
-@part(fastmath={"reassoc", "contract"})
+@inlined(fastmath={"reassoc", "contract"})
 def centred_product(query, key, mean):
     """Product of a query with what a key is beside the mean."""
     product = 0.0
@@ -89,7 +89,7 @@ def centred_product(query, key, mean):
     return product
 
 
-@part
+@inlined
 def attend_drawn(mine, count, head, places, sizes, scale, hashed, norms, means, workspaces, state):
     """Copy some tokens, no more than a block, and attend to each with the query heads that have drawn it.
 
@@ -141,7 +141,7 @@ def attend_drawn(mine, count, head, places, sizes, scale, hashed, norms, means, 
         add_values(start_of(logits), logit_step, start_of(value_workspace), step, value_width, count, out, out_step)
 
 
-@part
+@inlined
 def draw(
     head, start, stop, places, sizes, scale, masks, words, cosines, norms, means, hashed, rests, workspaces, state
 ):

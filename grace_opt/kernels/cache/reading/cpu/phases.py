@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import load_one
 from ...._shared.memory import empty, zeros
 from ...decode.cpu import LOG2E, address
@@ -42,7 +42,7 @@ from .scores import describe_others, hide_pages
 from .states import join_splits, joined
 
 
-@part
+@inlined
 def prepare(
     pair, places, sizes, factors, least, full, narrow, masks, workspaces, state, about, expected, ranks, numbers_at
 ):
@@ -80,7 +80,7 @@ def prepare(
     return stop
 
 
-@part
+@inlined
 def finish(pair, sizes, factors, least, states, about, expected, counts, output, bounds_out):
     """Join the splits, and bound what was not read; return how many pages are to be read then, more if too few were.
 

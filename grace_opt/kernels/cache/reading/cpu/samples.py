@@ -15,7 +15,7 @@ import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._share
 import numpy as np
 
 from ...._shared.bits import WORDS
-from ...._shared.jit import c_function, part
+from ...._shared.jit import c_function, inlined
 from ...._shared.lanes import add_one, load_one
 from ...._shared.limits import BITS as TOKENS
 from ...._shared.memory import array_at, zeros
@@ -57,7 +57,7 @@ from .draws import draw
 from .states import clear, join_splits, joined, log_add
 
 
-@part
+@inlined
 def plain_queries(pair, places, sizes, sign, means, full, narrow, hashed):
     """Write a pair's queries as keys have them, in float64 and not scaled, with their norms and products with the mean
     of the keys."""
@@ -73,7 +73,7 @@ def plain_queries(pair, places, sizes, sign, means, full, narrow, hashed):
         lengths[row], shifts[row] = math.sqrt(square), shift
 
 
-@part
+@inlined
 def read_dense(pair, places, sizes, factors, masks, full, narrow, hashed, workspaces, states, about, plain, rests):
     """Attend to the dense tokens, clear what splits add up, and write what all of a pair's rows have."""
     largest, sums, products = states
@@ -98,7 +98,7 @@ def read_dense(pair, places, sizes, factors, masks, full, narrow, hashed, worksp
             plain[split, row], rests[split, row] = ZERO, -np.inf
 
 
-@part
+@inlined
 def finish_sample(pair, sizes, states, about, plain, rests, output, bounds_out):
     """Join the splits of a pair, and bound what was not read."""
     largest, sums, products = states
@@ -119,7 +119,7 @@ def finish_sample(pair, sizes, states, about, plain, rests, output, bounds_out):
         bounds_out[b, place] = bound
 
 
-@part
+@inlined
 def attend_sample(phase, taken, places, sizes, factors, cosines, output, bounds_out, work):
     """Process the tasks of a phase that are not taken yet; threads that call this on the same arrays share them.
 

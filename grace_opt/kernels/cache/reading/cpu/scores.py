@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import greater, greatest, load_byte, load_byte_levels, load_one, load_short, load_some, spread
 from ...._shared.memory import start_of
 from ...decode.cpu import LOG2E, NOTHING, ZERO, address
@@ -41,7 +41,7 @@ from ..forms import (
 from .dense import queries_of
 
 
-@part
+@inlined
 def score_pages(queries, rows, places, sizes, b, h, start, stop, expected, other, half):
     """Fill the bounds of pages `start` to `stop`, which are the scores too; `other` and `half` are workspace."""
     width, count = sizes[KEPT_COUNT], stop - start
@@ -64,7 +64,7 @@ def score_pages(queries, rows, places, sizes, b, h, start, stop, expected, other
             expected[row, u] = (expected[row, u] + other[row, u]) + more
 
 
-@part
+@inlined
 def score_tokens(queries, rows, places, sizes, b, h, start, stop, expected, scaled):
     """Fill what steps times codes add to the logits of tokens `start` to `stop`, multiples of `PADDED_TO` but for the
     last; minus infinity for padding. `scaled` is a workspace."""
@@ -92,7 +92,7 @@ def score_tokens(queries, rows, places, sizes, b, h, start, stop, expected, scal
         u += 1
 
 
-@part
+@inlined
 def describe_others(queries, rows, places, sizes, b, h, about):
     """Write what all logits of a row have besides the scores, what codes are off, and the query's norm in the channels
     without scores; add to the terms what those of the bounds have besides."""
@@ -118,7 +118,7 @@ def describe_others(queries, rows, places, sizes, b, h, about):
         about[TERMS, row] = 4 * about[TERMS, row] + about[LENGTH, row] * longest
 
 
-@part
+@inlined
 def hide_pages(rows, places, sizes, masks, expected):
     """Write minus infinity for pages of which the mask shows no token."""
     stop = 0
@@ -132,7 +132,7 @@ def hide_pages(rows, places, sizes, masks, expected):
                 expected[row, u] = NOTHING
 
 
-@part
+@inlined
 def score(pair, split, places, sizes, factors, full, narrow, half, expected):
     """Score the pages of a split."""
     rows, pages = sizes[GROUP], sizes[PAGES]

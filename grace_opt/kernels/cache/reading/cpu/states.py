@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...decode.cpu import NOTHING, ZERO
 
 
-@part
+@inlined
 def clear(largest, sums, products):
     """Make the states of a pair's splits those of nothing read."""
     for split in range(largest.shape[0]):
@@ -21,13 +21,13 @@ def clear(largest, sums, products):
                 products[split, row, c] = ZERO
 
 
-@part
+@inlined
 def joined(largest, sums):
     """Logarithm of a running sum, in powers of two."""
     return np.float64(largest) + math.log2(np.float64(sums)) if sums > 0 else -np.inf
 
 
-@part
+@inlined
 def join_splits(largest, sums, products, row, value_width, out):
     """Write a row's sum of all splits, divided by its weights' sum; return the largest logit and that sum."""
     top, divisor = NOTHING, ZERO
@@ -47,7 +47,7 @@ def join_splits(largest, sums, products, row, value_width, out):
     return top, divisor
 
 
-@part
+@inlined
 def log_add(a, b):
     """Logarithm of the sum of two numbers whose logarithms these are, in powers of two; not a number if one is not."""
     if a == -np.inf:

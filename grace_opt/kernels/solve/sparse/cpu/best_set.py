@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import b1, f8, i4, i8, types, void
 
-from ...._shared.jit import jit, part
+from ...._shared.jit import inlined, jit
 from ...._shared.whole import copy
 from .sums import GRAPH, objective
 
@@ -36,7 +36,7 @@ def new_best_set(x: Any) -> BestSet:
     return BestSet(x.copy(), np.empty(len(x) // 4 + 16, np.int32), np.zeros(1, np.int64))
 
 
-@part
+@inlined
 def note_moved(best, v):
     """Note that a vertex has moved."""
     count = best.count[0]
@@ -45,7 +45,7 @@ def note_moved(best, v):
     best.count[0] = min(count, len(best.moved)) + 1
 
 
-@part
+@inlined
 def store_best(best, x):
     """Store x instead."""
     if best.count[0] > len(best.moved):
@@ -56,7 +56,7 @@ def store_best(best, x):
     best.count[0] = 0
 
 
-@part
+@inlined
 def note_all(best):
     """Note that any vertex may have moved."""
     best.count[0] = len(best.moved) + 1

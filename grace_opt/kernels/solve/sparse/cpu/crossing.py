@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import f8, types
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from .heap import HEAP, Heap, arrange, change, new_heap, push, put, take_out
 
 
@@ -36,7 +36,7 @@ def new_crossing(rank: Any, n: int, most: float) -> Crossing:
     return Crossing(new_heap(np.full(count, -1, np.int32), rank), np.empty(count))
 
 
-@part
+@inlined
 def begin(g, crossing, x, leave, enter):
     """Find all bounds; the vertices are in their heaps."""
     for v in range(len(crossing.bound)):
@@ -51,7 +51,7 @@ def begin(g, crossing, x, leave, enter):
     arrange(crossing.heap)
 
 
-@part
+@inlined
 def entered(g, crossing, x, leave, enter, v):
     """Take note of a vertex that was put into its heap."""
     bound, u = _least(g, x, leave.place, leave.keys, enter.keys, leave.rank, v)
@@ -61,14 +61,14 @@ def entered(g, crossing, x, leave, enter, v):
     _fell(g, crossing, x, leave.place, leave.keys, enter.keys, v)
 
 
-@part
+@inlined
 def gone(crossing, v):
     """Take note of a vertex that was taken out of its heap."""
     if crossing.heap.place[v] >= 0:
         take_out(crossing.heap, v)
 
 
-@part
+@inlined
 def note_key(g, crossing, x, leave, enter, v, before):
     """Take note that a vertex has another key in its heap than `before`."""
     key = key_of(x, leave.place, leave.keys, enter.keys, v)
@@ -78,7 +78,7 @@ def note_key(g, crossing, x, leave, enter, v, before):
         _fell(g, crossing, x, leave.place, leave.keys, enter.keys, v)
 
 
-@part
+@inlined
 def along_edge(g, crossing, x, leave, enter, best):
     """Return the least change of f along an edge of positive weight, if below `best`, and its vertices, or -1."""
     heap = crossing.heap
@@ -97,13 +97,13 @@ def along_edge(g, crossing, x, leave, enter, best):
     return best, -1, -1
 
 
-@part
+@inlined
 def key_of(x, place, out, into, v):
     """Return a vertex's key in its heap."""
     return out[place[v]] if x[v] else into[place[v]]
 
 
-@part
+@inlined
 def _least(g, x, place, out, into, rank, v):
     """Return the least ``key - 2 W`` over the edges that count for v, and the other end; -1: there are none.
 
@@ -122,7 +122,7 @@ def _least(g, x, place, out, into, rank, v):
     return bound, vertex
 
 
-@part
+@inlined
 def _fell(g, crossing, x, place, out, into, v):
     """Lower the bounds that a vertex's key is part of."""
     key, bounds, places = key_of(x, place, out, into, v), crossing.bound, crossing.heap.place

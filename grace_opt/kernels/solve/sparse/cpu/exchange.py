@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numba import b1, f8, i8
 
-from ...._shared.jit import jit, part
+from ...._shared.jit import inlined, jit
 from ...exchange.rounding import REFRESH
 from .crossing import CROSSING, along_edge, begin, entered, gone, key_of, note_key
 from .heap import HEAP, arrange, change, push, put, take_out
@@ -34,7 +34,7 @@ def largest(g, top):
     return most
 
 
-@part
+@inlined
 def best_exchange(g, crossing, x, leave, enter, best, stack):
     """Return the least change of f below `best`, and its vertices; i = -1: none.
 
@@ -62,7 +62,7 @@ def best_exchange(g, crossing, x, leave, enter, best, stack):
     return best, bi, bj
 
 
-@part
+@inlined
 def partner(g, v, key, heap, best, stack):
     """Return the best exchange of v, which costs `key`, with an entry of the heap, if below `best`."""
     vertex, waiting = -1, 1
@@ -138,7 +138,7 @@ def improve(g, tolerance, x, cost, size, age, leave, enter, crossing, steps):
     return done
 
 
-@part
+@inlined
 def _begin(g, tolerance, x, cost, size, age, leave, enter, crossing):
     leave.held[0] = enter.held[0] = 0
     for v in range(len(x)):
@@ -153,7 +153,7 @@ def _begin(g, tolerance, x, cost, size, age, leave, enter, crossing):
         begin(g, crossing, x, leave, enter)
 
 
-@part
+@inlined
 def _sum(g, x, v, cost, size, age):
     total, held = 0.0, abs(g.nodes[v])
     for p in range(g.indptr[v], g.indptr[v + 1]):

@@ -10,7 +10,7 @@ import numpy as np
 from numba import b1, f8, i8, types, void
 
 from ...._shared.inner import prefetch
-from ...._shared.jit import jit, part
+from ...._shared.jit import inlined, jit
 from .heap import HEAP, arrange, change, put, take_out
 from .sums import GRAPH
 
@@ -18,7 +18,7 @@ from .sums import GRAPH
 DWARFING_RATIO = 2.0**36
 
 
-@part
+@inlined
 def prefetch_neighbours(g, heap, vertex):
     """Have a vertex's neighbours in the cache when their keys change: each is somewhere else in memory."""
     for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
@@ -100,7 +100,7 @@ def drop(g, heap, held, rest, grain, dwarfed, dropped, first, last):
             change(heap, other, key)
 
 
-@part
+@inlined
 def _leaving(g, place, vertex, held, rest):
     """Return W_vv - 2 (W 1_C)_v with C the vertices left, summed from the first to the last."""
     own, passed, total, size = g.nodes[vertex], False, 0.0, 0.0

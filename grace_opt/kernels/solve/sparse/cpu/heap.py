@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import f8, i4, i8, types
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 
 
 class Heap(NamedTuple):
@@ -37,7 +37,7 @@ def new_heap(place: Any, rank: Any) -> Heap:
     return Heap(np.empty(len(place)), np.empty(len(place), np.int32), place, rank, np.zeros(1, np.int64))
 
 
-@part
+@inlined
 def before(heap, key, vertex, position):
     """Return whether an entry comes before the one at a place."""
     if key != heap.keys[position]:
@@ -47,13 +47,13 @@ def before(heap, key, vertex, position):
     return heap.rank[vertex] < heap.rank[heap.vertices[position]]
 
 
-@part
+@inlined
 def write(heap, position, key, vertex):
     """Write an entry to a place."""
     heap.keys[position], heap.vertices[position], heap.place[vertex] = key, vertex, position
 
 
-@part
+@inlined
 def up(heap, position):
     """Move an entry up to where it belongs; return where."""
     key, vertex = heap.keys[position], heap.vertices[position]
@@ -67,7 +67,7 @@ def up(heap, position):
     return position
 
 
-@part
+@inlined
 def down(heap, position):
     """Move an entry down to where it belongs."""
     size, key, vertex = heap.held[0], heap.keys[position], heap.vertices[position]
@@ -86,28 +86,28 @@ def down(heap, position):
     write(heap, position, key, vertex)
 
 
-@part
+@inlined
 def put(heap, vertex, key):
     """Append a vertex; `arrange` makes a heap of all of them."""
     write(heap, heap.held[0], key, vertex)
     heap.held[0] += 1
 
 
-@part
+@inlined
 def arrange(heap):
     """Make a heap of entries in any order."""
     for position in range((heap.held[0] - 2) >> 2, -1, -1):
         down(heap, position)
 
 
-@part
+@inlined
 def push(heap, vertex, key):
     """Add a vertex."""
     put(heap, vertex, key)
     up(heap, heap.held[0] - 1)
 
 
-@part
+@inlined
 def take_out(heap, vertex):
     """Remove a vertex."""
     position, last = heap.place[vertex], heap.held[0] - 1
@@ -118,7 +118,7 @@ def take_out(heap, vertex):
         down(heap, up(heap, position))
 
 
-@part
+@inlined
 def change(heap, vertex, key):
     """Give a vertex another key."""
     position = heap.place[vertex]

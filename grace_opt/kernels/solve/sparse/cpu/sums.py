@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import b1, f8, i4, i8, types, void
 
-from ...._shared.jit import jit, part
+from ...._shared.jit import inlined, jit
 from ..forms import Graph
 
 #: numba's type of a graph.
@@ -59,7 +59,7 @@ def fill_costs(g, x, cost):
         cost[v] = cost_of(g, x, v)
 
 
-@part
+@inlined
 def cost_of(g, x, v):
     """Sum one vertex's cost, with its rounding errors."""
     total, lost = 0.0, 0.0
@@ -77,7 +77,7 @@ def cost_of(g, x, v):
     return after + lost
 
 
-@part
+@inlined
 def weight_of(g, i, j):
     """Return W_ij; 0 without an edge. Row i is sorted: O(log degree)."""
     low, high = g.indptr[i], g.indptr[i + 1]
@@ -97,7 +97,7 @@ def fill_weights(g, first, second, output):
         output[p] = weight_of(g, first[p], second[p])
 
 
-@part
+@inlined
 def moved(g, x, v, cost, weight, grain):
     """Return the cost of v after a neighbour was added (weight > 0 or < 0) or taken away (its negative)."""
     after = cost + 2.0 * weight

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import b1, f8, i8, u8, void
 
-from ...._shared.jit import jit, part
+from ...._shared.jit import inlined, jit
 from ...tabu.cpu import CLOCK, RESTARTS, SLACK, STALE, draw, keep_elite, restart
 from .best_set import BEST, BEST_SET, NOW, RUN, note_all, note_moved, settle, store_best
 from .crossing import CROSSING, begin, entered, gone, key_of, note_key
@@ -133,7 +133,7 @@ def run(
     _note_best(x, best, values, SLACK * sizes[0])
 
 
-@part
+@inlined
 def _note_best(x, best, values, slack):
     """Keep x as the best set if it is; called when f stops falling, not at every step."""
     if values[NOW] < values[BEST] - slack:
@@ -141,7 +141,7 @@ def _note_best(x, best, values, slack):
         store_best(best, x)
 
 
-@part
+@inlined
 def _exchange(g, grain, x, cost, leave, enter, blocked, crossing, i, j):
     """Move i out and j in, from whichever heaps they are in, and change the costs of their neighbours."""
     upwards = len(crossing.bound) > 0
@@ -170,7 +170,7 @@ def _exchange(g, grain, x, cost, leave, enter, blocked, crossing, i, j):
                     note_key(g, crossing, x, leave, enter, u, before)
 
 
-@part
+@inlined
 def _in_spite_of_tabu(g, top, most, x, cost, leave, enter, blocked, step, i, j, wish, stack):
     """Return the exchange given, or a better one with vertices that are tabu, if it is below `wish`."""
     limit, out_vertex, in_vertex = min(step, wish), -1, -1
@@ -203,7 +203,7 @@ def _in_spite_of_tabu(g, top, most, x, cost, leave, enter, blocked, step, i, j, 
     return (limit, out_vertex, in_vertex) if out_vertex >= 0 else (step, i, j)
 
 
-@part
+@inlined
 def _neighbour(g, v, key, x, heap, best):
     """As `partner`, among neighbours by an edge of positive weight on the other side."""
     vertex = -1
