@@ -22,7 +22,7 @@ from unittest import mock
 import numba
 import pytest
 
-from grace_opt.kernels._shared import kept as keeping
+from grace_opt.kernels._shared import disk_cache as keeping
 from tests import children, starter
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -29,7 +29,7 @@ from grace_opt.hf.stores.coded.codes import Codes, Part, encode, stacked
 from grace_opt.kernels._shared.lanes import FEATURES
 from grace_opt.kernels._shared.switches import OPENMP
 from grace_opt.kernels.cache.coded import CodedSequence, forms, host
-from grace_opt.kernels.cache.coded.table import COLUMNS, runs, table_of, units_of
+from grace_opt.kernels.cache.coded.table import COLUMNS, splits, table_of, units_of
 from tests import children
 
 BOOKS, TRELLIS_BOOKS = codebook(torch.device("cpu")), trellis_codebook(torch.device("cpu"))
@@ -85,7 +85,7 @@ class Case:
         stored = [each.stored() for each in self.sequences]
         dense_newest = [waits - each.waits for each in self.sequences]
         newest = waits + self.tails[0].shape[2]
-        host.room_for(1).numpy().fill(np.nan)  # which shows where anything is read that was written before this call
+        host.workspace_for(1).numpy().fill(np.nan)  # which shows where anything is read that an earlier call wrote
         return host.coded_attention(
             *(self.query, stored, *self.tails, TRELLIS_BOOKS if self.trellis else BOOKS, newest, dense_newest),
             *(self.mask, None, self.softcap, self.causal, self.before, self.trellis),
@@ -504,15 +504,15 @@ class TestWhatStepsShare:
 
 
 @given(st.lists(st.integers(1, 9000), max_size=40), st.integers(1, COLUMNS))
-def test_runs_are_about_as_long_as_asked_and_between_units_if_possible(counts, some):
-    found, most = runs(counts, some), min(some * 5 // 4, COLUMNS)
+def test_splits_are_about_as_long_as_requested_and_between_units_if_possible(counts, some):
+    found, most = splits(counts, some), min(some * 5 // 4, COLUMNS)
     assert [0, *(stop for _, stop in found)] == [*(start for start, _ in found), sum(counts)]
     assert all(0 < stop - start <= most for start, stop in found)
     ends = {sum(counts[:number]) for number in range(len(counts) + 1)}
-    for number, count in enumerate(counts):  # what fits into a run is in one
+    for number, count in enumerate(counts):  # what fits into a split is in one
         first = sum(counts[:number])
         assert count > most or any(start <= first and first + count <= stop for start, stop in found)
-    assert len([run for run in found if not ends & {*run}]) <= sum(
+    assert len([split for split in found if not ends & {*split}]) <= sum(
         -(-count // most) for count in counts if count > most
     )
 

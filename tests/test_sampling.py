@@ -324,7 +324,7 @@ def test_a_wrong_table_is_noticed(name):
         {"codes": right.codes ^ 255},
         {"mean": right.mean + 1},
         {"highest": right.highest.flip(-1) * 0 - 1},
-        {"counts": right.counts * (torch.arange(40) > 20)},
+        {"tokens_per_page": right.tokens_per_page * (torch.arange(40) > 20)},
     ):
         with pytest.raises(AssertionError):
             check(case, replace(right, **wrong), name)

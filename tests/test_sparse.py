@@ -202,7 +202,7 @@ def test_a_heap_gives_everything_back_in_order():
         del keys[v]
     order = []
     while heap.held[0]:
-        order.append(int(heap.items[0]))
+        order.append(int(heap.vertices[0]))
         heaps.take_out(heap, order[-1])
     assert order == sorted(keys, key=lambda v: (keys[v], v))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grace_opt.errors import CacheError
-from grace_opt.kernels._shared import plain, threads, vectors
+from grace_opt.kernels._shared import stand_ins, threads, vectors
 from grace_opt.kernels.cache import decode
 from grace_opt.kernels.cache.decode import host, reference
 from tests import starter
@@ -29,16 +29,16 @@ print(json.dumps([inner.least.__module__.rpartition(".")[2], found]))
 
 
 def both(name, *parameters):
-    """A function of `vectors`, and of `plain`, to be called from Python."""
+    """A function of `vectors`, and of `stand_ins`, to be called from Python."""
     names = ", ".join(parameters)
     scope = {}
-    for module in (vectors, plain):
+    for module in (vectors, stand_ins):
         code = f"def call({names}):\n    return function({names})"
         function = getattr(module, name)
-        space = {"function": numba.njit(function) if module is plain else function}
+        space = {"function": numba.njit(function) if module is stand_ins else function}
         exec(code, space)
         scope[module] = numba.njit(space["call"])
-    return scope[vectors], scope[plain]
+    return scope[vectors], scope[stand_ins]
 
 
 def numbers(n, dtype, seed=0):
@@ -93,7 +93,7 @@ def test_answers_are_the_same_without_the_instructions():
         done = starter.python(SOLVE, env)
         assert done.returncode == 0, done.stderr
         answers[switch] = done.stdout
-    assert answers["1"].replace('"vectors"', '"plain"') == answers["0"]
+    assert answers["1"].replace('"vectors"', '"stand_ins"') == answers["0"]
     assert '"vectors"' in answers["1"]
 
 

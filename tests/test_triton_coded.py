@@ -75,7 +75,7 @@ class Case:
     scaling: float | None = None
     softcap: float | None = None
     causal: bool = True
-    runs: int | None = None
+    splits: int | None = None
     dropped: int = 0  # of the newest tokens, so many of the oldest are not asked for
 
     @property
@@ -100,8 +100,8 @@ class Case:
             self.softcap,
             self.causal,
             trellis=self.stored[0].trellis,
-            piece=128,
-            runs=self.runs,
+            split_tokens=128,
+            splits=self.splits,
         )
 
     def expected(self) -> tuple[Tensor, Tensor]:
@@ -204,7 +204,7 @@ RAGGED: Segments = ((5, 0, 43), (1, 24))
 )
 def test_ragged_classes_of_every_width(group, length, dtype, trellis, generator):
     sequence = {"segments": RAGGED, "sinks": 3, "waiting": 2, "trellis": trellis}
-    case = draw(generator, sequence, heads=2, group=group, length=length, d=13, d_v=21, tail=9, dtype=dtype, runs=3)
+    case = draw(generator, sequence, heads=2, group=group, length=length, d=13, d_v=21, tail=9, dtype=dtype, splits=3)
     assert case.error(case.run()) <= 1
 
 
@@ -439,7 +439,7 @@ def whole():
     dense = ({"segments": (), "sinks": sinks} for sinks in (20, 3))
     sequences = {"segments": ((17, 9),), "sinks": 2, "waiting": 2}, *dense
     generator = torch.Generator().manual_seed(6)
-    case = draw(generator, *sequences, group=2, length=2, d=20, d_v=18, tail=70, scaling=0.1, runs=2)
+    case = draw(generator, *sequences, group=2, length=2, d=20, d_v=18, tail=70, scaling=0.1, splits=2)
     assert case.error(case.run()) <= 1
     return case
 
@@ -475,7 +475,7 @@ def whole():
         (attend, "newest - tail - sinks", "newest - sinks"),
         (attend, "stop - of_sinks", "stop"),
         (attend, "products * shrink[:, None] + ", "products + "),
-        (joining, "of_coded = (run < coded_runs)", "of_coded = (run < runs)"),
+        (joining, "of_coded = (split < coded_splits)", "of_coded = (split < splits)"),
         (joining, "second += p * p", "second += p"),
         (joining, "first / GROUP", "first"),
     ],

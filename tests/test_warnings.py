@@ -32,7 +32,7 @@ from grace_opt.hf import attach, calibrate_basis, learn_masks
 from grace_opt.hf.bases import at_hand
 from grace_opt.hf.bases.calibrated import CalibratedBasis
 from grace_opt.hf.models import POCKET_BASIS, load_pocket
-from grace_opt.kernels._shared import dispatch, kept
+from grace_opt.kernels._shared import disk_cache, dispatch
 
 ROOT = Path(grace_opt.__file__).parent
 #: By the place that warns, as a file and a function: what lets it.
@@ -69,15 +69,15 @@ def a_plug_in_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     grace_opt.solve(np.eye(3), 1, "mies")  # here
 
 
-@of("kernels/_shared/kept.py:_say")
+@of("kernels/_shared/disk_cache.py:_say")
 def no_folder_for_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(kept, "_said", False)
-    monkeypatch.setattr(kept, "_Cache", refuse)
+    monkeypatch.setattr(disk_cache, "_said", False)
+    monkeypatch.setattr(disk_cache, "_Cache", refuse)
     loop = numba.njit(lambda n: n + 1)
-    loop._cache = kept.cache_of(few)
+    loop._cache = disk_cache.cache_of(few)
     loop(1)  # here
 
 

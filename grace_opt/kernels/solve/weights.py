@@ -1,6 +1,6 @@
 """`Weights`: W in a form that is not a tensor, because as one it would take n² numbers.
 
-What solvers, bounds and the objective may ask of such a W. `grace_opt.problem.sparse` and `grace_opt.problem.factored`
+What solvers, bounds and the objective may call on such a W. `grace_opt.problem.sparse` and `grace_opt.problem.factored`
 are the forms. When: for code that takes W of any form; a method that reads a tensor gets one (`Weights.dense`).
 """
 
@@ -46,11 +46,11 @@ class Weights(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the numbers lie."""
+        """The device of the numbers."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(..., n, n)."""
+        """The shape, (..., n, n)."""
         return (*self.batch, self.n, self.n)
 
     @abstractmethod
@@ -94,7 +94,7 @@ class Weights(ABC):
         """Return the same instances with other leading dimensions; the last two are n."""
 
     @abstractmethod
-    def __getitem__(self, at: Any) -> Self:
+    def __getitem__(self, index: Any) -> Self:
         """Return instances of a batch, as a tensor's first dimension is indexed."""
 
     @abstractmethod

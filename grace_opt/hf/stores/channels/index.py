@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ....kernels.cache.reading import FirstChannels, HashTables, PageRanges, Units
+from ....kernels.cache.reading import FirstChannels, HashTables, PageRanges, PageScores
 from ...settings.reading import PAGES, SAMPLING, TopTokens
 
 #: What a product of a share and a number of tokens may be off, in tokens.
@@ -35,7 +35,7 @@ class ReadIndex:
         With "channels": how many of the stored channels give scores, the first.
     padding : Tensor or None
         ``(B,)`` int32: how many of the first old tokens are padding; None for none.
-    units : Units or HashTables
+    units : PageScores or HashTables
         Pages, or tokens; or what samples them.
     layer : int
         With "sampling": the layer's position in the model, as each has hyperplanes of its own.
@@ -44,7 +44,7 @@ class ReadIndex:
     reading: TopTokens
     lead: int | None
     padding: Tensor | None
-    units: Units | HashTables
+    units: PageScores | HashTables
     layer: int = 0
 
     @staticmethod
@@ -82,10 +82,10 @@ class ReadIndex:
             Number of old tokens, padding counted, and of those that are always read.
         """
         assert not isinstance(self.units, HashTables)
-        units, share = self.units.units, self.reading.share
+        units, share = self.units.count, self.reading.share
         most = least_units(units, self.units.size, share, old, dense)
         if self.padding is None:
-            shape, device = self.units.counts.shape[:1], self.units.counts.device
+            shape, device = self.units.tokens_per_page.shape[:1], self.units.tokens_per_page.device
             return torch.full(shape, most, dtype=torch.int64, device=device), most
         real = old - self.padding.double()  # in float64, where numbers of tokens are exact
         budget = (share * (real + dense) + _ROUNDING).floor() - dense

@@ -223,7 +223,7 @@ def encode_apart(
         levels,
         torch.split(coded.means, list(heads)),
         torch.split(coded.scales, list(heads), 1),
-        torch.split(coded.unit, list(heads)),
+        torch.split(coded.head_scale, list(heads)),
         zip(*(torch.split(of_class, own) for of_class, own in zip(coded.planes, numbers, strict=True)), strict=True),
     )
     # Copies: each lives as long as its sequence does.
@@ -256,7 +256,7 @@ def _coded(parts: Iterable[Part], counts: Sequence[int], trellis: bool) -> Coded
         levels=every,
         means=torch.cat(means),
         scales=torch.cat(scales, dim=1).view(every.shape),
-        unit=torch.cat(units),
+        head_scale=torch.cat(units),
         planes=tuple(torch.cat(of_class) for of_class in zip(*planes, strict=True)),
     )
 
@@ -268,7 +268,7 @@ def codes_from(coded: Coded, counts: Sequence[int], trellis: bool = False) -> Co
         levels=to_device(_packed(coded.levels), device),
         means=coded.means,
         scales=coded.scales.flatten().index_select(0, to_device(used, device)),
-        unit=coded.unit,
+        unit=coded.head_scale,
         planes=coded.planes,
         counts=tuple(counts),
         trellis=trellis,

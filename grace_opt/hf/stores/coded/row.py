@@ -192,7 +192,7 @@ class CodedRow:
         if not self._table:
             return {}
         found: CodesTable = self._table["found"]
-        named = {"table.units": torch.from_numpy(found.units), "table.items": torch.from_numpy(found.items)}
+        named = {"table.units": torch.from_numpy(found.units), "table.tasks": torch.from_numpy(found.tasks)}
         of_gpu = (each.tensors() for each in found.on_device)
         return named | {f"table.gpu.{name}": tensor for each in of_gpu for name, tensor in each.items()}
 

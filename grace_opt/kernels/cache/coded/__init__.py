@@ -1,5 +1,5 @@
-"""Attention of a few new queries over tokens coded in a few bits, read where they lie: by Triton on a GPU, by compiled
-loops on the CPU.
+"""Attention of a few new queries over tokens coded in a few bits, read in place: by Triton on a GPU, by compiled loops
+on the CPU.
 
 Elsewhere callers make keys and values dense, which defines the result and takes many times as long.
 """

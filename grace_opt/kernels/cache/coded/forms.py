@@ -10,8 +10,9 @@ WIDTHS = (0, 1, 2, 3, 4, 5, 6, 8)
 #: none there), and what `KEYS` and `VALUES` have each.
 COUNT, NEWEST, KEYS, VALUES = 0, 1, 2, 10
 #: Addresses of the unit's first bit plane, of what comes after all planes, of its widths' bits; bytes per plane of
-#: these, the first one's number; addresses of the first scale, the first mean, the unit of both.
-PLANES, END, LEVELS, LEVEL_BYTES, LEVEL, SCALES, MEANS, UNIT = range(8)
+#: these, the first one's number; addresses of the first scale, the first mean, the power of two that both are
+#: multiplied by.
+PLANES, END, LEVELS, LEVEL_BYTES, LEVEL, SCALES, MEANS, HEAD_SCALE = range(8)
 FIELDS = 18
 #: Most query rows with sums in registers at the same time. Three are as many where that takes no more passes.
 ROWS = 4

@@ -29,17 +29,18 @@ from .table import COLUMNS, CodedSequence, CodesTable, batched
 
 #: Most query rows (query heads per KV head times new tokens): beyond, making keys and values dense is faster.
 MAX_ROWS = 256
-#: Entries of what the loops get; of these, the address of the sizes, and the first of those that differ from step to
-#: step; of the sizes, the first that does, and the first of the sequences.
-GIVEN, AT_SIZES, AT_WORK, AT_STEP, AT_SEQUENCES = 19, 8, 12, 19 + 6, 19 + 33
-#: Addresses of what is worked with, of the books, the output and the attention received; of sizes, those of `AT_STEP`.
-ADDRESSES, STEP = Struct(f"{GIVEN - AT_WORK}q"), Struct(f"{AT_SEQUENCES - AT_STEP}q")
+#: Number of entries of what the loops get; of these, the address of the sizes, and the first of those that differ from
+#: step to step; of the sizes, the first that does, and the first of the sequences.
+ENTRIES, SIZES_ENTRY, WORKSPACE_ENTRY, STEP_ENTRY, SEQUENCES_ENTRY = 19, 8, 12, 19 + 6, 19 + 33
+#: Addresses of what is worked with, of the books, the output and the attention received; of sizes, those of
+#: `STEP_ENTRY`.
+ADDRESSES, STEP = Struct(f"{ENTRIES - WORKSPACE_ENTRY}q"), Struct(f"{SEQUENCES_ENTRY - STEP_ENTRY}q")
 #: Bytes of a number in these.
 PLACE = 8
 #: Most plans kept with a sequence: one lasts for 32 steps.
 PLANS = 4
-#: Most float32 numbers that a thread keeps room for.
-KEPT = 2**18
+#: Most float32 numbers of workspace that a thread retains.
+RETAINED = 2**18
 #: If fewer numbers are read, waking other threads takes longer than it saves.
 ALONE_BELOW = 2**16
 
@@ -59,11 +60,11 @@ def unsupported_reason(query: Tensor, tail_keys: Tensor, tail_values: Tensor) ->
     if is_off(LLVM):
         return f"{LLVM}=0 turns off what is written as LLVM instructions"
     if sys.byteorder != "little":
-        return "bits lie as on little-endian machines, which this is not"
+        return "bits are in the order of little-endian machines, which this is not"
     if query.dtype == torch.float64:
         return "queries are float64, and the loops compute in float32"
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return "gradients are asked for, and the loops have none"
+        return "gradients are requested, and the loops have none"
     if torch.compiler.is_compiling():
         return "torch.compile is tracing, and cannot look into the loops"
     rows = query.shape[1] // tail_keys.shape[1] * query.shape[2]
@@ -129,19 +130,19 @@ def coded_attention(
     Raises
     ------
     CacheError
-        If shapes do not go together. What `unsupported_reason` says must have been asked before.
+        If shapes do not go together. `unsupported_reason` must have returned None before.
     """
     loops = _loops()
-    given = laid_out(
+    inputs = laid_out(
         *(query, sequences, None, tail_keys, tail_values, books, newest, dense_newest),
         *(attention_mask, scaling, softcap, causal, before, trellis),
     )
-    plan = given.plan
-    loops.prepare_at(given.at)
+    plan = inputs.plan
+    loops.prepare_at(inputs.address)
     attend = loops.attend_three_at if plan.by_three else loops.attend_at
-    call_in_threads(attend, given.at, len(plan.table.items), alone=plan.alone)
-    output = given.output if query.dtype == torch.float32 else given.output.to(query.dtype)
-    return output, given.received
+    call_in_threads(attend, inputs.address, len(plan.table.tasks), alone=plan.alone)
+    output = inputs.output if query.dtype == torch.float32 else inputs.output.to(query.dtype)
+    return output, inputs.received
 
 
 @cache
@@ -174,8 +175,8 @@ class Plan(NamedTuple):
         Whether three query rows are taken at a time, and in one thread.
     data : array
         What the loops get, with zeros where steps differ.
-    room, sinks : int
-        Least room for logits; most sinks.
+    logit_space, sinks : int
+        Least number of logits that there is space for, a row; most sinks.
     numbers, places : int, tuple of int
         Float32 numbers that the loops work with, and where four parts of them begin, in bytes.
     scales : array
@@ -188,7 +189,7 @@ class Plan(NamedTuple):
     by_three: bool
     alone: bool
     data: array[int]
-    room: int
+    logit_space: int
     sinks: int
     numbers: int
     places: tuple[int, int, int, int]
@@ -204,10 +205,10 @@ class LoopInputs(NamedTuple):
     data : array
         Lengths and addresses: see `grace_opt.kernels.cache.coded.cpu.attend`. Then the sizes, to which one of them
         points.
-    at : int
+    address : int
         The address of `data`.
     taken : int
-        The place in `data` of the number of items that are taken: the first size.
+        The place in `data` of the number of tasks that are taken: the first size.
     output, received : Tensor
         What they write.
     plan : Plan
@@ -216,7 +217,7 @@ class LoopInputs(NamedTuple):
     """
 
     data: array[int]
-    at: int
+    address: int
     taken: int
     output: Tensor
     received: Tensor
@@ -240,13 +241,37 @@ def laid_out(
     before: Tensor | None,
     trellis: bool = False,
 ) -> LoopInputs:
-    """Return what the loops get: `table` is of all sequences, None their own; the others as for `coded_attention`."""
+    """Return what the loops get.
+
+    Parameters
+    ----------
+    query : Tensor
+        ``(B, H_q, L, d)``; it and all other tensors are as for `coded_attention`, which says more.
+    sequences : sequence of CodedSequence
+        B of them.
+    table : CodesTable or None
+        Of the codes of all sequences; None makes it of their tables.
+    tail_keys, tail_values : Tensor
+        ``(B, H, S_t, d)`` and ``(B, H, S_t, d_v)``.
+    books : Tensor
+        ``(9, 256)`` float32.
+    newest : int
+    dense_newest : sequence of int
+        B of them.
+    attention_mask : Tensor or None
+        ``(B or 1, H_q or 1, L, S_t)``, bool or floating.
+    scaling, softcap : float or None
+    causal : bool
+    before : Tensor or None
+        ``(B, H, 3, n)``.
+    trellis : bool
+    """
     plan = _plan_for(query, sequences, table, tail_keys, tail_values, newest, dense_newest, scaling, softcap)
     (batch, query_heads, length, _), (_, heads, tail, value_width) = query.shape, tail_values.shape
     # All tensors are kept alive until the loops are done: they get only addresses.
     query, tail_keys, tail_values = floats = rowwise(query), rowwise(tail_keys), rowwise(tail_values)
     kind, mask, mask_place = _read_mask(attention_mask, query, tail, causal)
-    at_before = known = 0
+    before_address = known = 0
     if before is not None:
         known = before.shape[3]
         if before.shape[:3] != (batch, heads, 3) or known > newest:
@@ -256,20 +281,25 @@ def laid_out(
             )
         if before.dtype != torch.float32 or not before.is_contiguous():
             before = before.float().contiguous()
-        at_before = before.data_ptr()
+        before_address = before.data_ptr()
     output = torch.empty(batch, length, query_heads, value_width, dtype=torch.float32, device="cpu")
     received = torch.empty(batch, heads, 3, newest, dtype=torch.float32, device="cpu")
-    work, data = room_for(plan.numbers), plan.data[:]
-    at, at_work = data.buffer_info()[0], work.data_ptr()
+    workspace, data = workspace_for(plan.numbers), plan.data[:]
+    address, workspace_address = data.buffer_info()[0], workspace.data_ptr()
     queries, of_newest, ends, products = plan.places
-    data[AT_SIZES] = at + GIVEN * PLACE
-    works = at_work + queries, at_work + of_newest, at_work + ends, at_work + products
-    ADDRESSES.pack_into(data, AT_WORK * PLACE, *works, books.data_ptr(), output.data_ptr(), received.data_ptr())
-    room = max(plan.room, rounded(plan.sinks + tail + 2 * LANES))
+    data[SIZES_ENTRY] = address + ENTRIES * PLACE
+    areas = (
+        workspace_address + queries,
+        workspace_address + of_newest,
+        workspace_address + ends,
+        workspace_address + products,
+    )
+    ADDRESSES.pack_into(data, WORKSPACE_ENTRY * PLACE, *areas, books.data_ptr(), output.data_ptr(), received.data_ptr())
+    logit_space = max(plan.logit_space, rounded(plan.sinks + tail + 2 * LANES))
     places = query.data_ptr(), *query.stride(), tail_keys.data_ptr(), *tail_keys.stride()
-    more = tail_values.data_ptr(), *tail_values.stride(), at_before, known, trellis
-    STEP.pack_into(data, AT_STEP * PLACE, kind, room, newest, tail, *mask_place, *places, *more)
-    return LoopInputs(data, at, GIVEN, output, received, plan, [mask, floats, work, books, before])
+    more = tail_values.data_ptr(), *tail_values.stride(), before_address, known, trellis
+    STEP.pack_into(data, STEP_ENTRY * PLACE, kind, logit_space, newest, tail, *mask_place, *places, *more)
+    return LoopInputs(data, address, ENTRIES, output, received, plan, [mask, floats, workspace, books, before])
 
 
 def _plan_for(
@@ -312,33 +342,33 @@ def _planned(
 ) -> tuple[Plan, bool]:
     """Return a plan, and whether it lasts: not if it has copies of tensors, which take memory that nobody counts."""
     if table is None:
-        table = batched([each.table for each in sequences], heads)
+        table = batched([sequence.table for sequence in sequences], heads)
     batch, query_heads, length, width = query.shape
-    pairs, group, count = batch * heads, query_heads // heads, len(table.items)
-    dense = [_dense(each) for each in sequences]
-    sinks = max(found[0] for _, found in dense)
+    pairs, group, count = batch * heads, query_heads // heads, len(table.tasks)
+    dense = [_dense(sequence) for sequence in sequences]
+    sinks = max(entries[0] for _, entries in dense)
     padded, wide, value_wide = -(-group * length // ROWS) * ROWS, rounded(width), rounded(value_width)
     news = rounded(newest)
     inner, outer = scales_of(width**-0.5 if scaling is None else scaling, softcap)
     scales = array("f", [float(inner), float(softcap is not None), float(outer)])
     of_queries, of_newest = rounded(2 * pairs * padded * wide), rounded(pairs * padded * news)
     of_ends, of_products = rounded(2 * count * padded), rounded(count * padded * value_wide)
-    at_newest, at_ends = 4 * of_queries, 4 * (of_queries + of_newest)
+    newest_offset, ends_offset = 4 * of_queries, 4 * (of_queries + of_newest)
     numbers = [pairs, batch, padded, wide, news, count, len(table.units), value_wide]
-    numbers += [0, *table.at, scales.buffer_info()[0], *[0] * (GIVEN - AT_WORK)]
-    numbers += [0, heads, group, length, width, value_width, *[0] * (AT_SEQUENCES - AT_STEP)]
-    for (_, found), more in zip(dense, dense_newest, strict=True):
-        numbers += [*found, more]
+    numbers += [0, *table.addresses, scales.buffer_info()[0], *[0] * (ENTRIES - WORKSPACE_ENTRY)]
+    numbers += [0, heads, group, length, width, value_width, *[0] * (SEQUENCES_ENTRY - STEP_ENTRY)]
+    for (_, entries), more in zip(dense, dense_newest, strict=True):
+        numbers += [*entries, more]
     numbers += [0] * pairs
-    room = rounded(COLUMNS + 2 * BLOCK * table.most)
+    logit_space = rounded(COLUMNS + 2 * BLOCK * table.most)
     alone = table.numbers * (width + value_width) < ALONE_BELOW
     made = [tensor for tensors, _ in dense for tensor in tensors]
     plan = Plan(
-        *(table, by_three(group * length), alone, array("q", numbers), room, sinks),
-        *(of_queries + of_newest + of_ends + of_products, (0, at_newest, at_ends, at_ends + 4 * of_ends)),
+        *(table, by_three(group * length), alone, array("q", numbers), logit_space, sinks),
+        *(of_queries + of_newest + of_ends + of_products, (0, newest_offset, ends_offset, ends_offset + 4 * of_ends)),
         *(scales, made),
     )
-    stored = {part.data_ptr() for each in sequences for part in each.tensors() if part is not None}
+    stored = {tensor.data_ptr() for sequence in sequences for tensor in sequence.tensors() if tensor is not None}
     return plan, {tensor.data_ptr() for tensor in made} <= stored
 
 
@@ -346,12 +376,12 @@ def _dense(sequence: CodedSequence) -> tuple[list[Tensor], list[int]]:
     """Return tensors to keep alive, and what is said of them: see `grace_opt.kernels.cache.coded.cpu.SINKS`."""
     sinks = [rowwise(tensor) for tensor in (sequence.sink_keys, sequence.sink_values)]
     own = [basis.float().contiguous() for basis in (sequence.key_basis, sequence.value_basis) if basis is not None]
-    found = [sinks[0].shape[1]]
+    entries = [sinks[0].shape[1]]
     for tensor in sinks:
-        found += [tensor.data_ptr(), 4 * tensor.stride(0), 4 * tensor.stride(1)]
+        entries += [tensor.data_ptr(), 4 * tensor.stride(0), 4 * tensor.stride(1)]
     for basis in own:
-        found += [basis.data_ptr(), 4 * basis.stride(0)]
-    return [*sinks, *own], found + [0] * (4 - 2 * len(own))
+        entries += [basis.data_ptr(), 4 * basis.stride(0)]
+    return [*sinks, *own], entries + [0] * (4 - 2 * len(own))
 
 
 def rowwise(tensor: Tensor) -> Tensor:
@@ -361,20 +391,20 @@ def rowwise(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def room_for(numbers: int) -> Tensor:
+def workspace_for(numbers: int) -> Tensor:
     """Return so many float32 numbers or more, whatever they are; the thread's own, from call to call, if they are few.
 
     New memory would have to come from another thread's caches, or from the machine's memory.
     """
-    if numbers > KEPT:
+    if numbers > RETAINED:
         return torch.empty(numbers, dtype=torch.float32, device="cpu")
-    room: Tensor | None = getattr(_ROOM, "numbers", None)
-    if room is None or room.shape[0] < numbers:
-        room = _ROOM.numbers = torch.empty(numbers, dtype=torch.float32, device="cpu")
-    return room
+    workspace: Tensor | None = getattr(_WORKSPACE, "numbers", None)
+    if workspace is None or workspace.shape[0] < numbers:
+        workspace = _WORKSPACE.numbers = torch.empty(numbers, dtype=torch.float32, device="cpu")
+    return workspace
 
 
-_ROOM = threading.local()
+_WORKSPACE = threading.local()
 
 
 def rounded(count: int) -> int:
@@ -386,10 +416,15 @@ def check_shapes(query: Tensor, sequences: Sequence[CodedSequence], keys: Tensor
     """Raise unless shapes go together: what reads by address must not get a tensor that is too small."""
     (batch, query_heads, _, width), (rows, heads, tokens, key_width) = query.shape, keys.shape
     together = (rows, heads, tokens) == values.shape[:3] and key_width == width and not query_heads % heads
-    if not together or len(sequences) != batch != 0 or any(each.sink_keys.shape[0] != heads for each in sequences):
+    if (
+        not together
+        or len(sequences) != batch != 0
+        or any(sequence.sink_keys.shape[0] != heads for sequence in sequences)
+    ):
         raise CacheError(
             f"queries {tuple(query.shape)}, the tail's keys {tuple(keys.shape)} and values {tuple(values.shape)}, and "
-            f"{len(sequences)} coded sequences with {[len(each.sink_keys) for each in sequences]} heads do not fit"
+            f"{len(sequences)} coded sequences with {[len(sequence.sink_keys) for sequence in sequences]} heads do not "
+            "fit"
         )
 
 

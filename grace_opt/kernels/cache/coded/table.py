@@ -14,11 +14,25 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from .forms import COUNT, END, FIELDS, KEYS, LEVEL, LEVEL_BYTES, LEVELS, MEANS, NEWEST, PLANES, SCALES, UNIT, VALUES
+from .forms import (
+    COUNT,
+    END,
+    FIELDS,
+    HEAD_SCALE,
+    KEYS,
+    LEVEL,
+    LEVEL_BYTES,
+    LEVELS,
+    MEANS,
+    NEWEST,
+    PLANES,
+    SCALES,
+    VALUES,
+)
 
-#: Approximate number of items to share among threads, and the fewest and most columns of one: sorting its channels
+#: Approximate number of tasks to share among threads, and the fewest and most columns of one: sorting its channels
 #: takes about as long as two hundred columns, and logits of four rows should stay in a processor's caches.
-ITEMS, FEWEST, COLUMNS = 12, 768, 4096
+TASKS, FEWEST, COLUMNS = 12, 768, 4096
 
 Numbers = npt.NDArray[np.int64]
 
@@ -31,8 +45,8 @@ class CodesTable:
     ----------
     units : array (H n, FIELDS)
         Classes of tokens: those of the first head, then those of the next.
-    items : array (N, 5)
-        Runs of columns, those of a head side by side: the head, its first unit and the one after its last, the first
+    tasks : array (N, 5)
+        Splits of columns, those of a head side by side: the head, its first unit and the one after its last, the first
         column and the one after the last. For dense tokens the first unit is -1.
     most : int
         Most units of a head.
@@ -43,15 +57,15 @@ class CodesTable:
     """
 
     units: Numbers
-    items: Numbers
+    tasks: Numbers
     most: int
     numbers: int
     on_device: list[Any] = field(default_factory=list)
 
     @cached_property
-    def at(self) -> tuple[int, int]:
-        """Addresses of the items and of the units."""
-        return self.items.ctypes.data, self.units.ctypes.data
+    def addresses(self) -> tuple[int, int]:
+        """Return the addresses of the tasks and of the units."""
+        return self.tasks.ctypes.data, self.units.ctypes.data
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,22 +106,22 @@ class StoredCodes(Protocol):
 
     @property
     def means(self) -> Tensor:
-        """``(H, d)``."""
+        """The means, ``(H, d)``."""
         ...
 
     @property
     def scales(self) -> Tensor:
-        """Of channels that have bits."""
+        """The scales of channels that have bits."""
         ...
 
     @property
     def unit(self) -> Tensor:
-        """``(H,)``."""
+        """A power of two for each head, ``(H,)``."""
         ...
 
     @property
     def planes(self) -> tuple[Tensor, ...]:
-        """Of each class."""
+        """The bit planes of each class."""
         ...
 
     @property
@@ -125,52 +139,52 @@ def table_of(units: Sequence[Numbers], heads: int) -> CodesTable:
     every = np.concatenate([np.zeros((heads, 0, FIELDS), np.int64), *units], axis=1)
     most = every.shape[1]
     counts: list[int] = every[0, :, COUNT].tolist() if most else []
-    some = min(max(-(-sum(counts) * heads // ITEMS), FEWEST), COLUMNS)
-    pieces = runs(counts, some)
-    items = []
+    target = min(max(-(-sum(counts) * heads // TASKS), FEWEST), COLUMNS)
+    ranges = splits(counts, target)
+    tasks = []
     for h in range(heads):
-        items += [[h, h * most, (h + 1) * most, start, stop] for start, stop in pieces]
-        items.append([h, -1, -1, 0, 0])  # short, and so last: threads end at about the same time
-    return CodesTable(every.reshape(-1, FIELDS), np.array(items, np.int64), most, heads * sum(counts))
+        tasks += [[h, h * most, (h + 1) * most, start, stop] for start, stop in ranges]
+        tasks.append([h, -1, -1, 0, 0])  # short, and so last: threads end at about the same time
+    return CodesTable(every.reshape(-1, FIELDS), np.array(tasks, np.int64), most, heads * sum(counts))
 
 
-def runs(counts: Sequence[int], some: int) -> list[tuple[int, int]]:
-    """Cut the columns of units into runs of about `some`, at most `COLUMNS`: between units, where that is possible.
+def splits(counts: Sequence[int], target: int) -> list[tuple[int, int]]:
+    """Cut the columns of units into splits of about `target`, at most `COLUMNS`: between units, where that is possible.
 
-    Every unit that a run reads takes time of its own.
+    Every unit that a split reads takes time of its own.
 
     Examples
     --------
-    >>> runs([100, 800, 2400, 4600], 1500)
+    >>> splits([100, 800, 2400, 4600], 1500)
     [(0, 900), (900, 2100), (2100, 3300), (3300, 4834), (4834, 6368), (6368, 7900)]
     """
-    most, found, first, column = min(some * 5 // 4, COLUMNS), [], 0, 0
+    limit, cut, first, column = min(target * 5 // 4, COLUMNS), [], 0, 0
     for count in counts:
-        if column > first and column + count - first > most:
-            found.append((first, column))
+        if column > first and column + count - first > limit:
+            cut.append((first, column))
             first = column
         column += count
-        pieces = -(-(column - first) // most)
-        if pieces > 1:
-            each = -(-(column - first) // pieces)
-            found += [(start, min(start + each, column)) for start in range(first, column, each)]
+        number = -(-(column - first) // limit)
+        if number > 1:
+            size = -(-(column - first) // number)
+            cut += [(start, min(start + size, column)) for start in range(first, column, size)]
             first = column
     if column > first:
-        found.append((first, column))
-    return found
+        cut.append((first, column))
+    return cut
 
 
 def batched(tables: Sequence[CodesTable], heads: int) -> CodesTable:
     """Return several sequences' tables as one with so many times the heads."""
     if len(tables) == 1:
         return tables[0]
-    items, unit = [], 0
-    for number, each in enumerate(tables):
-        of_units = np.where(each.items[:, 1:3] < 0, -1, each.items[:, 1:3] + unit)
-        items.append(np.concatenate([each.items[:, :1] + number * heads, of_units, each.items[:, 3:]], axis=1))
-        unit += len(each.units)
-    units = np.concatenate([each.units for each in tables])
-    return CodesTable(units, np.concatenate(items), max(t.most for t in tables), sum(t.numbers for t in tables))
+    tasks, unit = [], 0
+    for number, table in enumerate(tables):
+        of_units = np.where(table.tasks[:, 1:3] < 0, -1, table.tasks[:, 1:3] + unit)
+        tasks.append(np.concatenate([table.tasks[:, :1] + number * heads, of_units, table.tasks[:, 3:]], axis=1))
+        unit += len(table.units)
+    units = np.concatenate([table.units for table in tables])
+    return CodesTable(units, np.concatenate(tasks), max(t.most for t in tables), sum(t.numbers for t in tables))
 
 
 def units_of(keys: StoredCodes, values: StoredCodes, heads: int, newest: bool = False) -> Numbers:
@@ -185,14 +199,14 @@ def units_of(keys: StoredCodes, values: StoredCodes, heads: int, newest: bool = 
         Whether their tokens are the first of the newest ones, in the order of the sequence.
     """
     blocks, classes = len(keys.means) // heads, len(keys.counts)
-    found = np.zeros((classes, blocks * heads, FIELDS), np.int64)
-    found[..., COUNT] = np.array(keys.counts)[:, None]
-    found[..., NEWEST] = np.arange(blocks * heads) // heads * keys.counts[0] if newest else -1
+    units = np.zeros((classes, blocks * heads, FIELDS), np.int64)
+    units[..., COUNT] = np.array(keys.counts)[:, None]
+    units[..., NEWEST] = np.arange(blocks * heads) // heads * keys.counts[0] if newest else -1
     for first, codes in ((KEYS, keys), (VALUES, values)):
         widths = codes.widths().cpu().numpy()
-        _describe(found[..., first : first + UNIT + 1], codes, widths)
-    found = found.reshape(classes, blocks, heads, FIELDS).transpose(2, 0, 1, 3).reshape(heads, -1, FIELDS)
-    return np.ascontiguousarray(found[:, found[0, :, COUNT] > 0])
+        _describe(units[..., first : first + HEAD_SCALE + 1], codes, widths)
+    units = units.reshape(classes, blocks, heads, FIELDS).transpose(2, 0, 1, 3).reshape(heads, -1, FIELDS)
+    return np.ascontiguousarray(units[:, units[0, :, COUNT] > 0])
 
 
 def _describe(fields: Numbers, codes: StoredCodes, widths: npt.NDArray[np.uint8]) -> None:
@@ -210,4 +224,4 @@ def _describe(fields: Numbers, codes: StoredCodes, widths: npt.NDArray[np.uint8]
     fields[..., LEVEL_BYTES] = codes.levels.shape[1]
     fields[..., LEVEL] = numbers * width
     fields[..., MEANS] = codes.means.data_ptr() + 2 * width * np.arange(heads)
-    fields[..., UNIT] = codes.unit.data_ptr() + 4 * np.arange(heads)
+    fields[..., HEAD_SCALE] = codes.unit.data_ptr() + 4 * np.arange(heads)

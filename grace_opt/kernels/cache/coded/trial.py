@@ -51,8 +51,8 @@ def _agrees(
     sequence = CodedSequence(table, sinks[0], sinks[1], bases[0], bases[1])
     output, received = attend(query, [sequence], tails[0], tails[1], books, 9, [0], trellis=trellis)
     every = [
-        torch.cat([part.double(), dense @ basis.double(), tail[0].double()], dim=1)
-        for part, dense, basis, tail in zip(sinks, (dense_keys, dense_values), bases, tails, strict=True)
+        torch.cat([tensor.double(), dense @ basis.double(), tail[0].double()], dim=1)
+        for tensor, dense, basis, tail in zip(sinks, (dense_keys, dense_values), bases, tails, strict=True)
     ]
     logits = query.double().view(2, 4, 20) @ every[0].mT * 20**-0.5
     last = torch.arange(2, device=device).repeat(2) + every[0].shape[1] - 2
@@ -60,7 +60,7 @@ def _agrees(
     weights = logits.softmax(-1)
     expected = (weights @ every[1]).view(1, 4, 2, 20).transpose(1, 2)
     newest = weights[..., -9:].view(2, 2, 2, 9)
-    sums = torch.stack([part.sum(2).mean(1) for part in (newest, newest.square())], dim=1)
+    sums = torch.stack([tensor.sum(2).mean(1) for tensor in (newest, newest.square())], dim=1)
     near = [
         (output - expected).abs().max() <= tolerance * expected.abs().max(),
         (received[0, :, :2] - sums).abs().max() <= tolerance,
@@ -101,7 +101,7 @@ def codes(
     wide = torch.tensor(WIDTHS, dtype=torch.uint8, device=device)[choice]
     means, unit = draw(device, 2, 20).half(), torch.tensor([1.0, 0.25], dtype=torch.float32, device=device)
     scales = (draw(device, *shape).abs() + 0.1).half() * (wide > 0)
-    planes, found = [], []
+    planes, dense = [], []
     for number, count in enumerate(COUNTS):
         flat = wide[number].flatten().int()
         noise = draw(device, 40, count).abs().mul(1e4).int()
@@ -112,8 +112,8 @@ def codes(
             longer = (flat > 0) & (flat < 8)
             code, flat = torch.where(longer[:, None], as_read(code), code), flat + longer
         numbers = books[flat.long()].gather(1, change(code, flat[:, None]).long()).view(2, 20, count).double()
-        found.append((numbers * scales[number, ..., None] + means[..., None].double()) * unit[:, None, None])
+        dense.append((numbers * scales[number, ..., None] + means[..., None].double()) * unit[:, None, None])
     bits = choice.flatten()
     levels = pack_bits(torch.stack([bits & 1, bits >> 1 & 1, bits >> 2 & 1]))
     stored = StoredCodes(levels, means, scales[wide > 0], unit, tuple(planes), COUNTS, wide)
-    return stored, torch.cat(found, dim=2).mT
+    return stored, torch.cat(dense, dim=2).mT

@@ -39,7 +39,7 @@ def scaled_and_coded(
     Parameters
     ----------
     rows : Tensor (R, Σ counts), float32
-        Finite; the classes lie side by side.
+        Finite; the classes are side by side.
     means : Tensor (R,), float32
         Subtracted from the rows.
     widths : Tensor (C, R), uint8
@@ -71,7 +71,7 @@ def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tu
     Parameters
     ----------
     rows : Tensor (H, d, n), float32
-        Finite; the classes lie side by side.
+        Finite; the classes are side by side.
     weights : Tensor (H, n), float32
         Of the columns.
     counts : sequence of int

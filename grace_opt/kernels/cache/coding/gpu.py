@@ -28,10 +28,10 @@ def searched(scaled: Tensor, levels: Tensor, bits: Tensor) -> Tensor:
     rows, count = scaled.shape
     columns, codes = scaled.mT.contiguous(), torch.empty(count, rows, dtype=torch.uint8, device=scaled.device)
     if codes.numel():
-        kept = torch.empty(count, rows, dtype=torch.int32, device=scaled.device)
+        survivors = torch.empty(count, rows, dtype=torch.int32, device=scaled.device)
         with torch.cuda.device_of(scaled):
             _search[(triton.cdiv(rows, ROWS),)](
-                columns, levels.contiguous(), bits.int(), kept, codes, rows, count, ROWS=ROWS, num_warps=1
+                columns, levels.contiguous(), bits.int(), survivors, codes, rows, count, ROWS=ROWS, num_warps=1
             )
     return codes.mT
 
@@ -43,7 +43,7 @@ def _way(one, other):
 
 
 @triton.jit
-def _search(columns, levels, bits, kept, codes, rows, count, ROWS: tl.constexpr):
+def _search(columns, levels, bits, survivors, codes, rows, count, ROWS: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     exists = row < rows
     used = 2 << tl.load(bits + row, mask=exists, other=0)
@@ -51,9 +51,9 @@ def _search(columns, levels, bits, kept, codes, rows, count, ROWS: tl.constexpr)
     far = tl.full([ROWS], float("inf"), tl.float32)
     # Above the cost of state 0, which is 0.
     c1, c2, c3, c4, c5, c6, c7 = far, far, far, far, far, far, far
-    at = row.to(tl.int64)  # offsets may pass 2**31
+    offset = row.to(tl.int64)  # offsets may pass 2**31
     for _ in range(count):
-        x = tl.load(columns + at, mask=exists, other=0.0)
+        x = tl.load(columns + offset, mask=exists, other=0.0)
         e0 = tl.full([ROWS], float("inf"), tl.float32)
         e1, e2, e3 = e0, e0, e0
         n0 = tl.zeros([ROWS], tl.int32)
@@ -80,8 +80,8 @@ def _search(columns, levels, bits, kept, codes, rows, count, ROWS: tl.constexpr)
         c1, c2, c3, c4, c5, c6, c7 = b1 - b0, b2 - b0, b3 - b0, b4 - b0, b5 - b0, b6 - b0, b7 - b0
         ways = w0 | (w1 << 1) | (w2 << 2) | (w3 << 3) | (w4 << 4) | (w5 << 5) | (w6 << 6) | (w7 << 7)
         places = n0 | (n1 << PLACE) | (n2 << (2 * PLACE)) | (n3 << (3 * PLACE))
-        tl.store(kept + at, ways | (places << WAYS), mask=exists)
-        at += rows
+        tl.store(survivors + offset, ways | (places << WAYS), mask=exists)
+        offset += rows
     state, least = tl.where(c1 < 0, 1, 0), tl.minimum(c1, 0.0)
     state, least = tl.where(c2 < least, 2, state), tl.minimum(c2, least)
     state, least = tl.where(c3 < least, 3, state), tl.minimum(c3, least)
@@ -90,12 +90,12 @@ def _search(columns, levels, bits, kept, codes, rows, count, ROWS: tl.constexpr)
     state, least = tl.where(c6 < least, 6, state), tl.minimum(c6, least)
     state = tl.where(c7 < least, 7, state)
     for _ in range(count):
-        at -= rows
-        found = tl.load(kept + at, mask=exists, other=0)
+        offset -= rows
+        survivor = tl.load(survivors + offset, mask=exists, other=0)
         bit = state & 1
-        state = (state >> 1) | (((found >> state) & 1) << 2)
+        state = (state >> 1) | (((survivor >> state) & 1) << 2)
         subset = (state & 1) | ((bit ^ ((state >> 1) & 1) ^ (state >> 2)) << 1)
-        places = found >> WAYS
+        places = survivor >> WAYS
         places = tl.where(subset % 2 == 1, places >> PLACE, places)
         place = tl.where(subset > 1, places >> (2 * PLACE), places) & (2**PLACE - 1)
-        tl.store(codes + at, (bit | (place << 1)).to(tl.uint8), mask=exists)
+        tl.store(codes + offset, (bit | (place << 1)).to(tl.uint8), mask=exists)

@@ -68,20 +68,20 @@ def scaled_and_coded(
     """
     there = to_device(widths.long(), rows.device)
     edges, (above, levels, top) = books.edges[there], _upper(there, books)
-    woven = None if books.trellis is None else _woven(there, books.even, books.trellis)
+    trellis_coded = None if books.trellis is None else _trellis_coded(there, books.even, books.trellis)
     scales, codes = [], []
     for number, centred in enumerate(torch.split(rows - means[:, None], list(counts), 1)):
         upper = above[number], levels[number], top[number]
         scales.append(_fitted(centred, there[number], upper, books.even))
         scaled = centred / positive(scales[-1].float())[:, None]
         codes.append(torch.searchsorted(edges[number], scaled, out_int32=True).to(torch.uint8))
-        if woven is not None:
-            own, levels_of_codes, bits = woven[number]
+        if trellis_coded is not None:
+            own, levels_of_codes, bits = trellis_coded[number]
             codes[-1] = torch.where(own[:, None], search(scaled, levels_of_codes, bits), codes[-1])
     return torch.stack(scales), tuple(pack_classes(codes, widths))
 
 
-def _woven(widths: Tensor, even: int, trellis: Tensor) -> list[tuple[Tensor, ...]]:
+def _trellis_coded(widths: Tensor, even: int, trellis: Tensor) -> list[tuple[Tensor, ...]]:
     """Return, for every class, which rows have codes of a trellis, their levels as they are read, and their bits."""
     own = (widths > 0) & (widths != even)
     bits = torch.where(own, widths, 1)

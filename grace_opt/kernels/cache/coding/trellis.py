@@ -5,7 +5,7 @@ the lowest bit of the code of column t, the two lowest bits of what is read are
 
 .. math:: z_{0,t} = u_{t-1}, \qquad z_{1,t} = u_t \oplus u_{t-2} \oplus u_{t-3},
 
-and the others are the code's others. So levels whose numbers have the same two lowest bits, a *subset*, lie four apart,
+and the others are the code's others. So levels whose numbers have the same two lowest bits, a *subset*, are four apart,
 and the three last bits u, the *state*, say which two of the four subsets a code can choose from. The codes of a row are
 those of the least sum of squared errors of all that this allows, found by Viterbi's algorithm.
 

@@ -24,10 +24,10 @@ def cpu() -> bool:
     same: list[tuple[torch.Tensor, torch.Tensor]] = []
     for books in (reference.Codebooks(levels, edges, 8), reference.Codebooks(levels, edges, 8, levels)):
         case = (rows, rows.mean(1), widths, (37, 587), books)
-        found, expected = compiled.scaled_and_coded(*case), reference.scaled_and_coded(*case)
-        same += zip((found[0], *found[1]), (expected[0], *expected[1]), strict=True)
-    given = rows[None], draw(device, 1, 624).abs(), (37, 587)
-    squares = zip(compiled.weighted_squares(*given), reference.weighted_squares(*given), strict=True)
+        actual, expected = compiled.scaled_and_coded(*case), reference.scaled_and_coded(*case)
+        same += zip((actual[0], *actual[1]), (expected[0], *expected[1]), strict=True)
+    arguments = rows[None], draw(device, 1, 624).abs(), (37, 587)
+    squares = zip(compiled.weighted_squares(*arguments), reference.weighted_squares(*arguments), strict=True)
     near = all(torch.allclose(one, other, rtol=1e-5, atol=0) for one, other in squares)
     return near and all(torch.equal(one, other) for one, other in same)
 
@@ -40,9 +40,9 @@ def gpu(device: torch.device) -> bool:
     levels = torch.full((12, 256), torch.nan, dtype=torch.float32, device=device)
     for row, width in enumerate(bits.tolist()):
         levels[row, : 2 << width] = torch.linspace(-2, 2, 2 << width, dtype=torch.float32, device=device)
-    found, expected = (
+    actual, expected = (
         rows - levels.gather(1, trellis.as_read(search(rows, levels, bits)).long())
         for search in (searched, trellis.searched)
     )
-    one, other = (each.double().square().sum(1) for each in (found, expected))
+    one, other = (each.double().square().sum(1) for each in (actual, expected))
     return torch.allclose(one, other, rtol=1e-5, atol=0)

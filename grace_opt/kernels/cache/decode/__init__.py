@@ -62,12 +62,26 @@ def kernel_for(
     old_values: Tensor | PackedValues,
     tail_values: Tensor,
 ) -> Callable[..., Any] | None:
-    """Return the ``decode_attention`` that supports these tensors, or None."""
+    """Return the ``decode_attention`` that supports these tensors, or None.
+
+    Parameters
+    ----------
+    query : Tensor
+        ``(B, H_q, L, d)``, floating.
+    pruned_keys : Tensor or PackedKeys
+        ``(B, H, S_p, d')``.
+    sink_keys, tail_keys : Tensor
+        ``(B, H, s, d)`` and ``(B, H, S_t, d)``.
+    old_values : Tensor or PackedValues
+        ``(B, H, s + S_p, d_v)``.
+    tail_values : Tensor
+        ``(B, H, S_t, d_v)``.
+    """
     stored = query, pruned_keys, sink_keys, tail_keys, old_values, tail_values
     if query.device.type != dispatch.DEVICE_TYPE:
         return host.decode_attention if host.unsupported_reason(*stored) is None else None
-    kernel = IN_FEW_BITS if any(isinstance(part, Packed) for part in stored) else DENSE
-    if torch.is_grad_enabled() and any(part.requires_grad for part in stored):
+    kernel = IN_FEW_BITS if any(isinstance(tensor, Packed) for tensor in stored) else DENSE
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in stored):
         return None
     if not dispatch.use_triton(kernel, query.device):
         return None

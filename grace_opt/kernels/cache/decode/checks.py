@@ -25,9 +25,9 @@ def kind_of_mask(attention_mask: Tensor | None, query: Tensor, total: int, causa
     batch, query_heads, length, _ = query.shape
     if attention_mask is None:
         return CAUSAL if causal and length > 1 else NO_MASK
-    full, found = (batch, query_heads, length, total), tuple(attention_mask.shape)
-    if len(found) != 4 or found[3] != total or any(n not in (1, m) for n, m in zip(found, full, strict=True)):
+    full, shape = (batch, query_heads, length, total), tuple(attention_mask.shape)
+    if len(shape) != 4 or shape[3] != total or any(n not in (1, m) for n, m in zip(shape, full, strict=True)):
         raise CacheError(
-            f"the attention mask has shape {found} for {full}, of which only the number of columns must match exactly"
+            f"the attention mask has shape {shape} for {full}, of which only the number of columns must match exactly"
         )
     return BOOL if attention_mask.dtype == torch.bool else ADDITIVE

@@ -30,8 +30,8 @@ from .packed import ENTRIES, Packed, PackedKeys, PackedValues, element_of
 
 #: Most query rows (query heads per KV head times new tokens); a matrix library is faster well below this.
 MAX_ROWS = 512
-#: Approximate number of items to share among threads, and the fewest columns of an item.
-ITEMS = 64
+#: Approximate number of tasks to share among threads, and the fewest columns of a task.
+TASKS = 64
 LEAST_COLUMNS = 128
 #: If fewer numbers are read, waking other threads takes longer than it saves.
 ALONE_BELOW = 2**17
@@ -63,11 +63,11 @@ def unsupported_reason(
         return f"tensors are on {', '.join(sorted(map(str, devices)))}; they must all be on the CPU"
     if types != {torch.float32}:
         return f"queries, keys and values are {', '.join(sorted(map(str, types)))}; they must all be float32"
-    for part in (pruned_keys, old_values):
-        if isinstance(part, Packed) and part.parameters != torch.float32:
-            return f"scales and zero points are {part.parameters}; they must be float32"
+    for stored in (pruned_keys, old_values):
+        if isinstance(stored, Packed) and stored.parameters != torch.float32:
+            return f"scales and zero points are {stored.parameters}; they must be float32"
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return "gradients are asked for, and the kernel has none"
+        return "gradients are requested, and the kernel has none"
     if torch.compiler.is_compiling():
         return "torch.compile is tracing, and cannot look into the kernel"
     rows = query.shape[1] // pruned_keys.shape[1] * query.shape[2]
@@ -89,7 +89,7 @@ def decode_attention(
     softcap: float | None = None,
     causal: bool = True,
     *,
-    runs: int | None = None,
+    splits: int | None = None,
 ) -> Tensor:
     """Compute attention over sinks, pruned keys and a dense tail.
 
@@ -118,8 +118,8 @@ def decode_attention(
         Logits become ``softcap * tanh(logits / softcap)`` before the mask.
     causal : bool
         What ``attention_mask=None`` means.
-    runs : int or None
-        Number of pieces that each head's columns are cut into, for measurements; None chooses from the shapes.
+    splits : int or None
+        Number of splits that each head's columns are cut into, for measurements; None chooses from the shapes.
 
     Returns
     -------
@@ -136,7 +136,7 @@ def decode_attention(
         raise CacheError(f"the compiled decoding kernel cannot be used: {reason}; use pruned_attention")
     _check_shapes(query, pruned_keys, kept_indices, sink_keys, tail_keys, old_values, tail_values)
     batch, query_heads, length, width = query.shape
-    heads, pruned, kept = pruned_keys.shape[1:]
+    heads, pruned, kept_count = pruned_keys.shape[1:]
     sinks, tail, value_width = sink_keys.shape[2], tail_keys.shape[2], tail_values.shape[3]
     total = sinks + pruned + tail
     output = query.new_empty(batch, length, query_heads, value_width)
@@ -144,10 +144,10 @@ def decode_attention(
         return output
 
     pairs, group, rows = batch * heads, query_heads // heads, query_heads // heads * length
-    if runs is None:
-        runs = min(-(-ITEMS // pairs), -(-total // LEAST_COLUMNS))
-    columns = -(-total // runs)
-    runs = -(-total // columns)
+    if splits is None:
+        splits = min(-(-TASKS // pairs), -(-total // LEAST_COLUMNS))
+    columns = -(-total // splits)
+    splits = -(-total // columns)
     kind, mask, mask_place = _read_mask(attention_mask, query, total, causal)
     # All tensors are kept alive until the loops are done: they get only addresses.
     stored = [_rowwise(t) for t in (sink_keys, tail_keys, tail_values)]
@@ -157,29 +157,29 @@ def decode_attention(
     steps = kept_indices.stride()
     inner, outer = scales_of(width**-0.5 if scaling is None else scaling, softcap)
     scales = array("f", [float(inner), float(outer), float(softcap is not None)])
-    items, room, wide = pairs * runs, -(-rows // ROWS) * ROWS, -(-value_width // (2 * LANES)) * 2 * LANES
-    of_ends = -(-items * rows // LANES) * LANES
-    work = torch.empty(2 * of_ends + items * room * wide, dtype=torch.float32, device="cpu")
+    tasks, padded_rows, wide = pairs * splits, -(-rows // ROWS) * ROWS, -(-value_width // (2 * LANES)) * 2 * LANES
+    of_ends = -(-tasks * rows // LANES) * LANES
+    workspace = torch.empty(2 * of_ends + tasks * padded_rows * wide, dtype=torch.float32, device="cpu")
 
     places = [*_place(query), kept_indices.data_ptr(), 8 * steps[0], 8 * steps[1], 0, 8 * steps[2]]
     places += [*_place(stored[0]), *narrow_place, *_place(stored[1]), *old_place, *_place(stored[2]), *mask_place]
-    sizes = [heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, layout, kind]
+    sizes = [heads, group, length, width, kept_count, value_width, sinks, pruned, tail, splits, columns, layout, kind]
     sizes += key_form + value_form
-    at_ends = work.data_ptr()
-    given = [0, 0, 0, scales.buffer_info()[0], at_ends, at_ends + 4 * of_ends, at_ends + 8 * of_ends]
-    given += [items, rows, room, wide, output.data_ptr()]
-    data = array("q", [*given, 0, *places, *sizes])
-    at, taken = data.buffer_info()[0], len(given)
+    ends_address = workspace.data_ptr()
+    entries = [0, 0, 0, scales.buffer_info()[0], ends_address, ends_address + 4 * of_ends, ends_address + 8 * of_ends]
+    entries += [tasks, rows, padded_rows, wide, output.data_ptr()]
+    data = array("q", [*entries, 0, *places, *sizes])
+    address, taken = data.buffer_info()[0], len(entries)
     for number, place in enumerate((taken, taken + 1, taken + 1 + len(places))):
-        data[number] = at + place * data.itemsize
+        data[number] = address + place * data.itemsize
 
     from .cpu import attend_at, attend_packed_at, join_at
 
     in_few_bits = isinstance(pruned_keys, Packed) or isinstance(old_values, Packed)
     attend = attend_packed_at if in_few_bits else attend_at
-    call_in_threads(attend, at, items, alone=pairs * total * (width + value_width) < ALONE_BELOW)
-    join_at(at)
-    del mask, narrow, old, stored, scales, work
+    call_in_threads(attend, address, tasks, alone=pairs * total * (width + value_width) < ALONE_BELOW)
+    join_at(address)
+    del mask, narrow, old, stored, scales, workspace
     return output
 
 
@@ -194,22 +194,22 @@ def _check_shapes(
 ) -> None:
     """Check shapes: the kernel reads by address, so a tensor that is too small must not get there."""
     batch, query_heads, _, width = query.shape
-    heads, pruned, kept = pruned_keys.shape[1:]
+    heads, pruned, kept_count = pruned_keys.shape[1:]
     sinks, tail, value_width = sink_keys.shape[2], tail_keys.shape[2], tail_values.shape[3]
     check_lengths(sinks, pruned, tail, old_values, tail_values)
     expected = {
-        "pruned_keys": (pruned_keys, (batch, heads, pruned, kept)),
-        "kept_indices": (kept_indices, (batch, heads, kept)),
+        "pruned_keys": (pruned_keys, (batch, heads, pruned, kept_count)),
+        "kept_indices": (kept_indices, (batch, heads, kept_count)),
         "sink_keys": (sink_keys, (batch, heads, sinks, width)),
         "tail_keys": (tail_keys, (batch, heads, tail, width)),
         "old_values": (old_values, (batch, heads, sinks + pruned, value_width)),
         "tail_values": (tail_values, (batch, heads, tail, value_width)),
     }
-    for name, part in (("pruned_keys", pruned_keys), ("old_values", old_values)):
-        if isinstance(part, Packed):
-            units = part.shape[2] // (part.group_size if isinstance(part, PackedKeys) else 1)
-            expected[f"{name}.table"] = (part.table, (batch, part.table.shape[1], ENTRIES))
-            expected[f"{name}.owners"] = (part.owners, (units,))
+    for name, stored in (("pruned_keys", pruned_keys), ("old_values", old_values)):
+        if isinstance(stored, Packed):
+            token_groups = stored.shape[2] // (stored.group_size if isinstance(stored, PackedKeys) else 1)
+            expected[f"{name}.table"] = (stored.table, (batch, stored.table.shape[1], ENTRIES))
+            expected[f"{name}.owners"] = (stored.owners, (token_groups,))
     for name, (tensor, shape) in expected.items():
         if tensor.shape != shape:
             raise CacheError(
@@ -220,7 +220,7 @@ def _check_shapes(
 
 
 def _read_values(values: Tensor | PackedValues) -> tuple[Tensor | PackedValues, list[int], list[int]]:
-    """What is read of the old values and must stay alive, its place, and what packed values look like."""
+    """Return what is read of the old values and must stay alive, its place, and what packed values look like."""
     if isinstance(values, PackedValues):
         return values, _table_place(values), [1, *_form(values)]
     rows = _rowwise(values)
@@ -228,7 +228,7 @@ def _read_values(values: Tensor | PackedValues) -> tuple[Tensor | PackedValues, 
 
 
 def _form(packed: Packed) -> list[int]:
-    """What `cpu.attend` says of packed keys or values."""
+    """Return what `cpu.attend` says of packed keys or values."""
     element, rows = element_of(packed.bits)
     lowest, higher = ((rows - 1) * packed.bits, -packed.bits) if packed.high_first else (0, packed.bits)
     return [packed.group_size, packed.bits, element.itemsize, lowest, higher, int(packed.zero_in_levels)]
@@ -240,7 +240,7 @@ def _table_place(packed: Packed) -> list[int]:
 
 
 def _read_keys(keys: Tensor | PackedKeys) -> tuple[int, Tensor | PackedKeys, list[int], list[int]]:
-    """How pruned keys lie, what is read and must stay alive, its place, and what packed keys look like."""
+    """Return the layout of pruned keys, what is read and must stay alive, its place, and the form of packed keys."""
     if isinstance(keys, PackedKeys):
         return PACKED, keys, _table_place(keys), _form(keys)
     if keys.shape[3] > 1 and keys.stride(3) != 1 and (keys.stride(2) == 1 or keys.shape[2] == 1):
@@ -262,7 +262,7 @@ def _read_mask(
 
 
 def _rowwise(tensor: Tensor) -> Tensor:
-    """The tensor, copied unless the numbers of its last dimension lie side by side."""
+    """Return the tensor, copied unless the numbers of its last dimension are adjacent."""
     return tensor if tensor.stride(3) == 1 or tensor.shape[3] == 1 else tensor.contiguous()
 
 
@@ -274,7 +274,7 @@ def _place(tensor: Tensor) -> list[int]:
 
 @lru_cache
 def scales_of(scaling: float, softcap: float | None) -> tuple[np.float32, np.float32]:
-    """What queries are multiplied by, so that logits are in powers of two (with softcap, of e²), and what follows."""
+    """Return the factor of queries that makes logits powers of two (with softcap, of e²), and that of capped logits."""
     to_powers_of_two = math.log2(math.e)
     if softcap is None:
         return np.float32(scaling * to_powers_of_two), np.float32(1)

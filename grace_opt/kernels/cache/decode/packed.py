@@ -36,9 +36,9 @@ def element_of(bits: int) -> tuple[torch.dtype, int]:
 class Packed:
     """The fields that packed keys and packed values share.
 
-    Their *units* are groups of tokens, or tokens. Unit ``u`` of sequence ``b`` is described by ``table[b, owners[u]]``,
-    as are all that are stored in the same tensors; its rows begin at ``h * step + first + u * rows``, where ``rows``
-    of them belong to each head ``h``.
+    Their *token groups* have ``group_size`` tokens, or one. Token group ``u`` of sequence ``b`` is described by
+    ``table[b, owners[u]]``, as are all that are stored in the same tensors; its rows begin at ``h * step + first + u *
+    rows``, where ``rows`` of them belong to each head ``h``.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Packed:
     table : Tensor
         ``(B, N, 6)`` int64, contiguous, on the device of the tensors.
     owners : Tensor
-        ``(units,)`` int32, ascending.
+        ``(token_groups,)`` int32, ascending.
     tensors : tuple of Tensor
         The tensors that the addresses point to.
     """
@@ -85,12 +85,12 @@ class Packed:
 class PackedKeys(Packed):
     """Keys in groups of ``group_size`` consecutive tokens of a channel, of which ``S`` is a multiple.
 
-    A unit is ``group_size`` tokens; each head has ``C`` rows of it, one for each channel.
+    A token group is ``group_size`` tokens; each head has ``C`` rows of it, one for each channel.
     """
 
 
 class PackedValues(Packed):
     """Values in groups of ``group_size`` consecutive channels of a token, of which ``C`` is a multiple.
 
-    A unit is a token; each head has ``C // group_size`` rows of it.
+    A token group is a token; each head has ``C // group_size`` rows of it.
     """

@@ -9,7 +9,7 @@ with logits in float32 (or float64): half-precision queries and keys are multipl
 :math:`q k` alone may leave float16 where :math:`s\,q k` is small. The queries of a group share the keys of their KV
 head; nothing is repeated.
 
-Source: ThinK (arXiv 2407.21018) decodes on two segments; this version is batched and prunes per KV head.
+Source: ThinK (arXiv 2407.21018) decodes on two regions; this version is batched and prunes per KV head.
 """
 
 from __future__ import annotations
@@ -37,8 +37,22 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Return output ``(B, L, H_q, d_v)`` and weights ``(B, H_q, L, stored tokens)`` for dense keys and values.
 
-    All parameters but `dropout`, the share of weights that become zero, are those of
-    `grace_opt.kernels.cache.decode.host.decode_attention`.
+    Parameters
+    ----------
+    query : Tensor
+        ``(B, H_q, L, d)``, of any floating type, as keys and values.
+    pruned_keys : Tensor
+        ``(B, H, S_p, d')``.
+    kept_indices : Tensor
+        ``(B, H, d')`` int64.
+    sink_keys, tail_keys : Tensor
+        ``(B, H, s, d)`` and ``(B, H, S_t, d)``.
+    old_values, tail_values : Tensor
+        ``(B, H, s + S_p, d_v)`` and ``(B, H, S_t, d_v)``.
+    attention_mask, scaling, softcap, causal
+        As for `grace_opt.kernels.cache.decode.host.decode_attention`.
+    dropout : float
+        The share of weights that become zero.
     """
     batch, query_heads, length, head_dim = query.shape
     heads, stored = tail_keys.shape[1], old_values.shape[2]
@@ -66,7 +80,7 @@ def attention(
 
 
 def causal_mask(length: int, total: int, device: torch.device) -> Tensor:
-    """``(1, 1, length, total)`` bool: each of the last ``length`` positions attends to itself and those before it."""
+    """Return ``(1, 1, length, total)`` bool: each of the last positions attends to itself and those before it."""
     return torch.ones(length, total, dtype=torch.bool, device=device).tril(total - length)[None, None]
 
 

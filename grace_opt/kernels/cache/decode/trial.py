@@ -42,17 +42,17 @@ def _gpu(device: torch.device, store: Store) -> bool:
 def _agrees(
     decode: Callable[..., Tensor], device: torch.device, store: Store, dtype: torch.dtype, tolerance: float
 ) -> bool:
-    """With stored keys and values, and the numbers that they stand for, as `store` makes them of dense ones."""
+    """Compare on stored keys and values, and the numbers that they stand for, as `store` makes them of dense ones."""
     query, pruned = (draw(device, *s).to(dtype) for s in ((2, 4, 2, 48), (2, 2, 301, 19)))
     sinks, tail = (draw(device, 2, 2, count, 48).to(dtype) for count in (3, 37))
     old, new = (draw(device, 2, 2, count, 40).to(dtype) for count in (304, 37))
     stored, stored_values, pruned, old = store(pruned, old)
-    kept = torch.stack([torch.arange(19, device=device), torch.arange(5, 43, 2, device=device)])
-    kept = kept.expand(2, -1, -1).contiguous()
+    kept_indices = torch.stack([torch.arange(19, device=device), torch.arange(5, 43, 2, device=device)])
+    kept_indices = kept_indices.expand(2, -1, -1).contiguous()
     wide = sinks.double(), tail.double(), old.double(), new.double()
-    expected, _ = attention(query.double(), pruned.double(), kept, *wide)
-    found = decode(query, stored, kept, sinks, tail, stored_values, new)
-    return bool(((found - expected).abs().max() <= tolerance * expected.abs().max()).item())
+    expected, _ = attention(query.double(), pruned.double(), kept_indices, *wide)
+    actual = decode(query, stored, kept_indices, sinks, tail, stored_values, new)
+    return bool(((actual - expected).abs().max() <= tolerance * expected.abs().max()).item())
 
 
 def _dense(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -73,8 +73,8 @@ def _in_few_bits(keys: Tensor, values: Tensor) -> tuple[PackedKeys, PackedValues
     return packed_keys, packed_values, dense_keys, dense_values
 
 
-def _packed(rows: Tensor, bits: int, units: int, heads: int, dtype: torch.dtype) -> dict[str, Any]:
-    """All but the shape of what has as many rows of levels per sequence as fill its bytes or int32."""
+def _packed(rows: Tensor, bits: int, token_groups: int, heads: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Return all but the shape of what has as many rows of levels per sequence as fill its bytes or int32."""
     element, shared = element_of(bits)
     parts = enumerate(rows.to(element).chunk(shared, dim=1))
     packed = torch.stack([part << number * bits for number, part in parts]).sum(0, dtype=element)
@@ -90,7 +90,7 @@ def _packed(rows: Tensor, bits: int, units: int, heads: int, dtype: torch.dtype)
         "table": torch.tensor(
             [[(part.data_ptr(), *parameters, *places)] for part in packed], dtype=torch.int64, device=rows.device
         ),
-        "owners": torch.zeros(units, dtype=torch.int32, device=rows.device),
+        "owners": torch.zeros(token_groups, dtype=torch.int32, device=rows.device),
         "tensors": (packed, scale, zero),
     }
 

@@ -19,14 +19,14 @@ from ....errors import CacheError
 COPIED = 8192
 
 
-def gather_channels(keys: Tensor, kept: Tensor, channel_major: bool = False) -> Tensor:
+def gather_channels(keys: Tensor, kept_indices: Tensor, channel_major: bool = False) -> Tensor:
     """Copy the kept channels of all keys.
 
     Parameters
     ----------
     keys : Tensor
         ``(B, H, S, d)``, floating.
-    kept : Tensor
+    kept_indices : Tensor
         ``(B, H, d')`` int64, from 0 to d - 1.
     channel_major : bool
         Whether each channel's tokens are adjacent in memory, instead of each token's channels.
@@ -45,14 +45,21 @@ def gather_channels(keys: Tensor, kept: Tensor, channel_major: bool = False) -> 
     -----
     Reads at most B H S d numbers and writes B H S d', in one launch.
     """
-    if keys.ndim != 4 or kept.ndim != 3 or kept.shape[:2] != keys.shape[:2] or kept.device != keys.device:
+    if (
+        keys.ndim != 4
+        or kept_indices.ndim != 3
+        or kept_indices.shape[:2] != keys.shape[:2]
+        or kept_indices.device != keys.device
+    ):
         raise CacheError(
-            f"keys {tuple(keys.shape)} on {keys.device} and kept channels {tuple(kept.shape)} on {kept.device} do "
-            f"not match: give keys (B, H, S, d) and indices (B, H, d') on one device."
+            f"keys {tuple(keys.shape)} on {keys.device} and kept channels {tuple(kept_indices.shape)} on "
+            f"{kept_indices.device} do not match: give keys (B, H, S, d) and indices (B, H, d') on one device."
         )
-    if keys.dtype not in FLOATS or kept.dtype != torch.int64:
-        raise CacheError(f"keys are {keys.dtype} and indices {kept.dtype}; give floating keys and int64 indices.")
-    (batch, heads, tokens, _), count = keys.shape, kept.shape[-1]
+    if keys.dtype not in FLOATS or kept_indices.dtype != torch.int64:
+        raise CacheError(
+            f"keys are {keys.dtype} and indices {kept_indices.dtype}; give floating keys and int64 indices."
+        )
+    (batch, heads, tokens, _), count = keys.shape, kept_indices.shape[-1]
     shape = (batch, heads, count, tokens) if channel_major else (batch, heads, tokens, count)
     buffer = keys.new_empty(shape)
     result = buffer.mT if channel_major else buffer
@@ -61,8 +68,8 @@ def gather_channels(keys: Tensor, kept: Tensor, channel_major: bool = False) -> 
         block = max(COPIED // width, 1)
         with torch.cuda.device_of(keys):
             _gather_kernel[(batch * heads, triton.cdiv(tokens, block))](
-                keys, kept, result, heads, tokens, count,
-                *keys.stride(), *kept.stride(), *result.stride(),
+                keys, kept_indices, result, heads, tokens, count,
+                *keys.stride(), *kept_indices.stride(), *result.stride(),
                 WIDTH=width, BLOCK=block, num_warps=4,
             )  # fmt: skip
     return result
@@ -70,7 +77,7 @@ def gather_channels(keys: Tensor, kept: Tensor, channel_major: bool = False) -> 
 
 @triton.jit
 def _gather_kernel(
-    keys, kept, result, heads, tokens, count,
+    keys, kept_indices, result, heads, tokens, count,
     keys_b, keys_h, keys_s, keys_d, kept_b, kept_h, kept_d, result_b, result_h, result_s, result_d,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -78,7 +85,7 @@ def _gather_kernel(
     b, h = program // heads, program % heads
     token = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     place = tl.arange(0, WIDTH)
-    channel = tl.load(kept + b * kept_b + h * kept_h + place * kept_d, mask=place < count, other=0)
+    channel = tl.load(kept_indices + b * kept_b + h * kept_h + place * kept_d, mask=place < count, other=0)
     exists = (token < tokens)[:, None] & (place < count)[None, :]
     source = keys + b * keys_b + h * keys_h + token[:, None] * keys_s + channel[None, :] * keys_d
     target = result + b * result_b + h * result_h + token[:, None] * result_s + place[None, :] * result_d

@@ -13,6 +13,9 @@ def gpu(device: torch.device) -> bool:
     from . import gpu as on_chip
 
     keys = draw(device, 2, 2, 300, 40).mT.contiguous().mT
-    kept = torch.arange(3, 40, 3, device=device).expand(2, 2, -1)
-    expected = gather_channels(keys, kept)
-    return all(torch.equal(on_chip.gather_channels(keys, kept, lies), expected) for lies in (False, True))
+    kept_indices = torch.arange(3, 40, 3, device=device).expand(2, 2, -1)
+    expected = gather_channels(keys, kept_indices)
+    return all(
+        torch.equal(on_chip.gather_channels(keys, kept_indices, channel_major), expected)
+        for channel_major in (False, True)
+    )

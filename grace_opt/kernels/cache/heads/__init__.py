@@ -15,7 +15,7 @@ from .parts import Coded as Coded
 from .parts import Heads as Heads
 from .parts import Tables as Tables
 
-#: Numbers that a head has, at least, for its coding to be compiled: asked per head, so that ranks choose alike.
+#: Numbers that a head has, at least, for its coding to be compiled: decided per head, so that ranks choose alike.
 HEAD_FROM = COMPILE_FROM // 4
 
 OPERATION = Operation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
 
-from ..._shared.jit import c_function, part
+from ..._shared.jit import c_function, inlined
 from ..._shared.lanes import add_one, load_one
 from ..._shared.memory import array_at, empty, start_of, view, zeros
 from ..._shared.products import BYTES, ROWS, TILE, fill_tile, multiply
@@ -26,7 +26,7 @@ MOST_LEVELS = 256
 SPARE, HALF = np.int32(13), np.int32(0xFFF)
 
 
-@part
+@inlined
 def round_to_half(numbers):
     """Round to the nearest float16, ties to even; what is too large becomes the largest."""
     bits = view(numbers, np.int32)
@@ -40,7 +40,7 @@ def round_to_half(numbers):
             bits[i] = (rounded >> SPARE) << SPARE
 
 
-@part
+@inlined
 def make_coordinates(tensor, token_step, order, encode, block, tile):
     """Fill ``block`` (d, …), by channel, with the tokens at an address in an order, times ``encode`` (…, d)."""
     width, step, tokens = encode.shape[1], block.shape[1] * BYTES, empty((TILE,), np.int64)
@@ -49,11 +49,11 @@ def make_coordinates(tensor, token_step, order, encode, block, tile):
             tokens[i] = tensor + order[min(first + i, order.shape[0] - 1)] * token_step
         fill_tile(tokens, width, start_of(tile))
         for row in range(0, encode.shape[0], ROWS):
-            at = start_of(block) + row * step + first * BYTES
-            multiply(start_of(encode[row]), width * BYTES, start_of(tile), width, at, step)
+            target = start_of(block) + row * step + first * BYTES
+            multiply(start_of(encode[row]), width * BYTES, start_of(tile), width, target, step)
 
 
-@part(error_model="numpy")
+@inlined(error_model="numpy")
 def divide(squares, energy, distortions, costs, bits, levels):
     """Fill the levels (C, d) of a head that may cost so many bits."""
     classes, width = squares.shape
@@ -78,15 +78,15 @@ def divide(squares, energy, distortions, costs, bits, levels):
         falling[place] = -falling[place]
     limits, price = empty((1,), np.float64), zeros((1,), np.float64)
     limits[0] = bits
-    found = zeros((1, groups), np.int64)
-    spend(losses, prices, admissible, limits, along, added, slopes, order, found, price)
+    chosen = zeros((1, groups), np.int64)
+    spend(losses, prices, admissible, limits, along, added, slopes, order, chosen, price)
     for c in range(classes):
         for j in range(width):
-            levels[c, j] = found[0, c * width + j]
+            levels[c, j] = chosen[0, c * width + j]
 
 
-@part(error_model="numpy")
-def unit_of(largest, small, large, lowest):
+@inlined(error_model="numpy")
+def head_scale_of(largest, small, large, lowest):
     """Return 1, or the power of two that brings numbers that are too large or too small into float16."""
     if small <= largest <= large:
         return np.float32(1.0)
@@ -96,9 +96,9 @@ def unit_of(largest, small, large, lowest):
     return np.float32(2.0 ** max(beyond, np.float32(lowest)))
 
 
-@part(error_model="numpy")
+@inlined(error_model="numpy")
 def code_head(block, weights, energy, bits, tables, outputs):
-    """Code the coordinates of a head; return its unit."""
+    """Code the coordinates of a head; return its scale."""
     counts, costs, widths, distortions, small, large, lowest, books, edges, even, trellis = tables
     levels, means, scales, planes = outputs
     classes, width = levels.shape
@@ -118,11 +118,11 @@ def code_head(block, weights, energy, bits, tables, outputs):
         for j in range(width):
             squares[c, j] /= relative * relative
     divide(squares, energy, distortions, costs, bits, levels)
-    unit = unit_of(largest, small, large, lowest)
-    if unit != 1:
+    head_scale = head_scale_of(largest, small, large, lowest)
+    if head_scale != 1:
         for j in range(width):
             for t in range(length):
-                block[j, t] /= unit
+                block[j, t] /= head_scale
     for j in range(width):
         means[j] = np.float32(mean(block[j][:length]))
     round_to_half(means)
@@ -135,10 +135,10 @@ def code_head(block, weights, energy, bits, tables, outputs):
     for c in range(classes):
         round_to_half(scales[c])
     code(rows, means, wide, counts, edges, trellis, even, scales, planes)
-    return unit
+    return head_scale
 
 
-@part
+@inlined
 def code_heads(taken, records, shared):
     """Code the heads not taken yet; threads that call this on the same arrays share them.
 
@@ -167,12 +167,12 @@ def code_heads(taken, records, shared):
         shared[forms.EVEN],
         array_at(shared[forms.TRELLIS], (shared[forms.ROWS_OF_TRELLIS], MOST_LEVELS), np.float32),
     )
-    room, widest = 0, 0
-    for given in records:
-        rows = (given[forms.WIDTH] + ROWS - 1) // ROWS * ROWS
-        room = max(room, rows * ((given[forms.TOKENS] + TILE - 1) // TILE * TILE))
-        widest = max(widest, given[forms.WIDTH])
-    space, tile = empty((room,), np.float32), empty((widest, TILE), np.float32)
+    size, widest = 0, 0
+    for record in records:
+        rows = (record[forms.WIDTH] + ROWS - 1) // ROWS * ROWS
+        size = max(size, rows * ((record[forms.TOKENS] + TILE - 1) // TILE * TILE))
+        widest = max(widest, record[forms.WIDTH])
+    workspace, tile = empty((size,), np.float32), empty((widest, TILE), np.float32)
     while True:
         head, kind = add_one(taken), 0
         while kind < records.shape[0] and head >= records[kind, forms.HEADS]:
@@ -180,33 +180,33 @@ def code_heads(taken, records, shared):
             kind += 1
         if kind == records.shape[0]:
             return
-        given = records[kind]
-        heads, tokens, width = given[forms.HEADS], given[forms.TOKENS], given[forms.WIDTH]
+        record = records[kind]
+        heads, tokens, width = record[forms.HEADS], record[forms.TOKENS], record[forms.WIDTH]
         rows, columns = (width + ROWS - 1) // ROWS * ROWS, (tokens + TILE - 1) // TILE * TILE
-        block = space[: rows * columns].reshape(rows, columns)
-        encode = array_at(given[forms.ENCODE], (heads, rows, width), np.float32)[head]
-        order = array_at(given[forms.ORDER], (heads, tokens), np.int64)[head]
-        at = given[forms.TENSOR] + head * given[forms.HEAD_STEP]
-        make_coordinates(at, given[forms.TOKEN_STEP], order, encode, block, tile)
+        block = workspace[: rows * columns].reshape(rows, columns)
+        encode = array_at(record[forms.ENCODE], (heads, rows, width), np.float32)[head]
+        order = array_at(record[forms.ORDER], (heads, tokens), np.int64)[head]
+        address = record[forms.TENSOR] + head * record[forms.HEAD_STEP]
+        make_coordinates(address, record[forms.TOKEN_STEP], order, encode, block, tile)
         outputs = (
-            array_at(given[forms.LEVELS], (heads, classes, width), np.int64)[head],
-            array_at(given[forms.MEANS], (heads, width), np.float32)[head],
-            array_at(given[forms.SCALES], (heads, classes, width), np.float32)[head],
-            array_at(given[forms.PLANES], (heads, given[forms.ROOM]), np.uint8)[head],
+            array_at(record[forms.LEVELS], (heads, classes, width), np.int64)[head],
+            array_at(record[forms.MEANS], (heads, width), np.float32)[head],
+            array_at(record[forms.SCALES], (heads, classes, width), np.float32)[head],
+            array_at(record[forms.PLANES], (heads, record[forms.CAPACITY]), np.uint8)[head],
         )
-        weights = array_at(given[forms.WEIGHTS], (heads, tokens), np.float32)[head]
-        energy = array_at(given[forms.ENERGY], (heads, width), np.float64)[head]
-        bits = array_at(given[forms.BITS], (heads,), np.float64)[head]
-        unit = array_at(given[forms.UNIT], (heads,), np.float32)
-        unit[head] = code_head(block, weights, energy, bits, tables, outputs)
+        weights = array_at(record[forms.WEIGHTS], (heads, tokens), np.float32)[head]
+        energy = array_at(record[forms.ENERGY], (heads, width), np.float64)[head]
+        bits = array_at(record[forms.BITS], (heads,), np.float64)[head]
+        head_scale = array_at(record[forms.HEAD_SCALE], (heads,), np.float32)
+        head_scale[head] = code_head(block, weights, energy, bits, tables, outputs)
 
 
 @c_function("void(intp)")
 def code_heads_at(data):
-    """`code_heads`, as threads call it: with the addresses of the arrays, and the number of records."""
-    given = array_at(data, (4,), np.int64)
+    """Call `code_heads`, for threads: with the addresses of the arrays, and the number of records."""
+    table = array_at(data, (4,), np.int64)
     code_heads(
-        array_at(given[0], (2,), np.int64),
-        array_at(given[1], (given[3], 17), np.int64),
-        array_at(given[2], (14,), np.int64),
+        array_at(table[0], (2,), np.int64),
+        array_at(table[1], (table[3], 17), np.int64),
+        array_at(table[2], (14,), np.int64),
     )

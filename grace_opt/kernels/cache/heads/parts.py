@@ -48,9 +48,10 @@ class Tables(NamedTuple):
     distortions : Tensor (L,), float64
         Mean squared error of each level, on numbers of variance one.
     small, large : float
-        A head whose largest number is not between them is coded in another unit: float16 must hold means and scales.
+        A head whose largest number is not between them is divided by a power of two: float16 must hold means and
+        scales.
     lowest : int
-        Exponent of the smallest unit.
+        Exponent of the smallest of these powers.
     """
 
     counts: Tensor
@@ -70,9 +71,9 @@ class Coded(NamedTuple):
     levels : Tensor (C, H, d), int64
         On the CPU, wherever the others are.
     means : Tensor (H, d), float16
-        In units of `unit`, as are the scales.
+        To be multiplied by `head_scale`, as are the scales.
     scales : Tensor (C, H, d), float16
-    unit : Tensor (H,), float32
+    head_scale : Tensor (H,), float32
         Powers of two.
     planes : tuple of Tensor (Σ widths, ⌈n/8⌉), uint8
         Of each class.
@@ -81,5 +82,5 @@ class Coded(NamedTuple):
     levels: Tensor
     means: Tensor
     scales: Tensor
-    unit: Tensor
+    head_scale: Tensor
     planes: tuple[Tensor, ...]

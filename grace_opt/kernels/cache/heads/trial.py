@@ -41,20 +41,20 @@ def cpu() -> bool:
     )
     tensor, encode = draw(device, 2, count, 6), draw(device, 2, 6, 6)
     order = torch.stack([torch.arange(count, device=device).roll(turn).flip(0) for turn in (3, 50)])
-    given = tensor, order, encode, draw(device, 2, count).abs(), draw(device, 2, 6).double().square() + 0.1
+    inputs = tensor, order, encode, draw(device, 2, count).abs(), draw(device, 2, 6).double().square() + 0.1
     bits = torch.tensor([1500.0, 3100.0], dtype=torch.float64, device=device)
-    (found,) = host.code_heads([Heads(*given, bits)], tables, books)
+    (actual,) = host.code_heads([Heads(*inputs, bits)], tables, books)
     rows = (tensor.gather(1, order[..., None].expand_as(tensor)) @ encode).mT
-    squares = weighted_squares(rows, given[3], COUNTS)[1]
-    losses = (squares * given[4][:, None]).flatten(1)[..., None] * errors
+    squares = weighted_squares(rows, inputs[3], COUNTS)[1]
+    losses = (squares * inputs[4][:, None]).flatten(1)[..., None] * errors
     prices = costs.double()[:, None].expand(classes, 6, -1).flatten(0, 1).expand_as(losses)
     problem = losses, prices, torch.ones_like(losses, dtype=torch.bool)
     best = within_budget(*problem, bits, *lower_hulls(*problem))[0].view(2, classes, 6).transpose(0, 1)
     widths = tables.widths[best].flatten(1)
-    means = found.means.flatten().float()
+    means = actual.means.flatten().float()
     scales, planes = scaled_and_coded(rows.flatten(0, 1), means, widths, COUNTS, books)
-    near = torch.allclose(found.scales.flatten(1).float(), scales.float(), rtol=2e-3, atol=0)
+    near = torch.allclose(actual.scales.flatten(1).float(), scales.float(), rtol=2e-3, atol=0)
     # A code whose number lies on an edge, up to rounding, may be either one.
-    other = [float((one ^ two).count_nonzero()) for one, two in zip(found.planes, planes, strict=True)]
-    moved = (found.means.float() - rows.mean(2)).abs().max()
-    return torch.equal(found.levels, best) and near and sum(other) <= 2 and bool(moved < 2e-3)
+    other = [float((one ^ two).count_nonzero()) for one, two in zip(actual.planes, planes, strict=True)]
+    moved = (actual.means.float() - rows.mean(2)).abs().max()
+    return torch.equal(actual.levels, best) and near and sum(other) <= 2 and bool(moved < 2e-3)

@@ -15,12 +15,12 @@ from . import host, sampled_host
 from . import reference as reference
 from . import sampled as sampled
 from .hashes import HashTables as HashTables
+from .pages import FirstChannels as FirstChannels
+from .pages import PageRanges as PageRanges
+from .pages import PageScores as PageScores
 from .reference import Few as Few
 from .stored import Stored as Stored
 from .tensors import unsupported_reason
-from .units import FirstChannels as FirstChannels
-from .units import PageRanges as PageRanges
-from .units import Units as Units
 
 #: Fewer tokens take torch so little time that compiling would not pay off.
 CPU_MIN_TOKENS = 256
@@ -36,21 +36,21 @@ OPERATION = Operation(
 
 
 def attention_for(
-    query: Tensor, stored: Stored, mask: Tensor | None, softcap: float | None, units: Units | HashTables
+    query: Tensor, stored: Stored, mask: Tensor | None, softcap: float | None, pages: PageScores | HashTables
 ) -> Callable[..., Few]:
     """Return what computes attention on these tensors: the compiled loop if it supports them, else the reference.
 
     Parameters
     ----------
-    query, stored, mask, softcap, units
+    query, stored, mask, softcap, pages
         As in `tensors.unsupported_reason`.
     """
     few = stored.keys.shape[2] < CPU_MIN_TOKENS
-    if few or unsupported_reason(query, stored, mask, softcap, units) is not None:
-        return reference_for(units)
-    return sampled_host.read_sample if isinstance(units, HashTables) else host.read_attention
+    if few or unsupported_reason(query, stored, mask, softcap, pages) is not None:
+        return reference_for(pages)
+    return sampled_host.read_sample if isinstance(pages, HashTables) else host.read_attention
 
 
-def reference_for(units: Units | HashTables) -> Callable[..., Few]:
-    """Return what defines attention over few tokens, chosen by units or drawn by tables."""
-    return sampled.attention if isinstance(units, HashTables) else reference.attention
+def reference_for(pages: PageScores | HashTables) -> Callable[..., Few]:
+    """Return what defines attention over few tokens, chosen by pages or drawn by tables."""
+    return sampled.attention if isinstance(pages, HashTables) else reference.attention

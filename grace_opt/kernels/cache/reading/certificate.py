@@ -1,6 +1,6 @@
 r"""The bound on the attention that was not read, for numbers that were rounded.
 
-With the sum :math:`Z` over tokens read and no more than :math:`n_p e^{u_p}` for each unit that was not,
+With the sum :math:`Z` over tokens read and no more than :math:`n_p e^{u_p}` for each page that was not,
 
 .. math:: \text{unread share} \;\le\; \frac{\sum_p n_p e^{u_p}}{Z + \sum_p n_p e^{u_p}}.
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..._shared.limits import BITS, BITS_AT_ONCE
-from .units import Placed
+from .pages import Placed
 
 #: Tables in which a token's code must be the query's.
 COLLISIONS = 2
@@ -58,8 +58,8 @@ class HashTables(Placed):
         ``(B, H, d')``, float32 or wider: what keys are centred by.
     highest : Tensor
         ``(B, L K + 1)`` float64: cosines from `highest_cosines`, by the number of equal bits.
-    counts : Tensor
-        ``(B, S_p)`` int32: 1 for real tokens, 0 for padding.
+    tokens_per_page : Tensor
+        ``(B, S_p)`` int32: 1 for real tokens, 0 for padding; each is a page of its own.
     reach : Tensor
         ``(B, H, d')``: the largest absolute number of each channel.
     places : dict
@@ -72,13 +72,27 @@ class HashTables(Placed):
     norms: Tensor
     mean: Tensor
     highest: Tensor
-    counts: Tensor
+    tokens_per_page: Tensor
     reach: Tensor
     places: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @staticmethod
     def of(keys: Tensor, real: Tensor, tables: int, bits: int, confidence: float, seed: int, layer: int) -> HashTables:
-        """Make them for keys ``(B, H, S_p, d')``, of which `real` ``(B, S_p)`` are no padding."""
+        """Make them for the keys of a layer.
+
+        Parameters
+        ----------
+        keys : Tensor
+            ``(B, H, S_p, d')``, floating.
+        real : Tensor
+            ``(B, S_p)`` bool, False at padding.
+        tables, bits : int
+            L and K.
+        confidence : float
+            Of the highest cosines: see `highest_cosines`.
+        seed, layer : int
+            Of the hyperplanes.
+        """
         shown = keys.masked_fill(~real[:, None, :, None], 0.0)
         wide = torch.promote_types(keys.dtype, torch.float32)
         mean = (shown.double().sum(2) / real.sum(-1).clamp(min=1)[:, None, None]).to(wide)
@@ -91,7 +105,7 @@ class HashTables(Placed):
             norms=torch.linalg.vector_norm(centred, dim=-1).masked_fill(~real[:, None], 0.0),
             mean=mean,
             highest=highest_cosines(real.sum(-1), tables * bits, confidence),
-            counts=real.to(torch.int32),
+            tokens_per_page=real.to(torch.int32),
             reach=shown.abs().amax(2),
         )
 
@@ -123,8 +137,8 @@ class HashTables(Placed):
         """Return the logarithms ``(B, H, g, n)`` of the probabilities with which queries ``(B, H, g, d')`` sample keys
         ``(B, H, n, d')``."""
         centred = keys - self.mean.to(keys.dtype)[:, :, None]
-        lengths = [torch.linalg.vector_norm(part, dim=-1, keepdim=True) for part in (query, centred)]
-        one, other = (part / length for part, length in zip((query, centred), lengths, strict=True))
+        lengths = [torch.linalg.vector_norm(vectors, dim=-1, keepdim=True) for vectors in (query, centred)]
+        one, other = (vectors / length for vectors, length in zip((query, centred), lengths, strict=True))
         equal = 1 - (one @ other.mT).clamp(-1, 1).acos() / torch.pi
         # A vector without a direction has the same code always: equal to any other's with the probability of a right
         # angle, and to that of another such vector surely.
@@ -158,16 +172,16 @@ def sides_of(vectors: Tensor, planes: Tensor) -> Tensor:
 def packed(vectors: Tensor, planes: Tensor) -> Tensor:
     """Return the bits of vectors ``(B, H, n, d')``, as `HashTables.codes` holds them; the first in the lowest bit."""
     count, step = planes.shape[1], max(_AT_ONCE // (vectors.shape[:2].numel() * planes.shape[1] * BITS), 1)
-    found = []
-    for part in torch.split(vectors, step * BITS, dim=2):
-        room = -part.shape[2] % BITS
-        above = functional.pad(sides_of(part, planes), (0, -count % BITS_AT_ONCE, 0, room)).to(torch.uint8)
+    blocks = []
+    for block in torch.split(vectors, step * BITS, dim=2):
+        padding = -block.shape[2] % BITS
+        above = functional.pad(sides_of(block, planes), (0, -count % BITS_AT_ONCE, 0, padding)).to(torch.uint8)
         eights = above.view(*above.shape[:2], -1, BITS // 8, 8, above.shape[3])
         codes = eights[..., 0, :]
         for place in range(1, 8):
             codes = codes | eights[..., place, :] << place
-        found.append(codes.mT.contiguous())
-    return torch.cat(found, dim=2)
+        blocks.append(codes.mT.contiguous())
+    return torch.cat(blocks, dim=2)
 
 
 def _signs(bits: Tensor) -> Tensor:

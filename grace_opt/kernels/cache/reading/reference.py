@@ -1,10 +1,10 @@
 r"""Attention of one new query over few of the stored tokens, in torch operations, for any device.
 
-Units (`units`) are ordered by their scores: of each query head relative to its own sum over all units, the largest in
+Pages are ordered by their scores: of each query head relative to its own sum over all pages, the largest in
 the group of a KV head. The first ones are read; of the others, only bounds are known. Logits are computed in float64,
 so that nothing a matrix library does to float32 can make a bound wrong.
 
-With an `epsilon`, logits of all tokens are computed here, to see how many units are needed; only what is read counts in
+With an `epsilon`, logits of all tokens are computed here, to see how many pages are needed; only what is read counts in
 the output. The compiled loop stops as soon as it has read enough.
 """
 
@@ -19,8 +19,8 @@ from torch.nn import functional
 from ..gather import gather_channels
 from .certificate import unread_bound
 from .forms import BUCKETS, HIDDEN, ROUNDS, STEPS
+from .pages import PageScores
 from .stored import Stored
-from .units import Units
 
 
 class Few(NamedTuple):
@@ -33,9 +33,9 @@ class Few(NamedTuple):
     bound : Tensor
         ``(B, H_q)`` float64: the largest possible share of the attention on tokens that were not read.
     tokens : Tensor
-        ``(B, H)`` int64: number of real tokens that were read of the units.
-    order, units : Tensor or None
-        ``(B, H, P)`` and ``(B, H)``: the units in the order of reading, and how many were read; of the reference only.
+        ``(B, H)`` int64: number of real tokens that were read of the pages.
+    order, pages : Tensor or None
+        ``(B, H, P)`` and ``(B, H)``: the pages in the order of reading, and how many were read; of the reference only.
     weights : Tensor or None
         ``(B, H_q, 1, stored tokens)``: the attention, with zeros where nothing was read; of the reference only.
     """
@@ -44,14 +44,14 @@ class Few(NamedTuple):
     bound: Tensor
     tokens: Tensor
     order: Tensor | None = None
-    units: Tensor | None = None
+    pages: Tensor | None = None
     weights: Tensor | None = None
 
 
 def attention(
     query: Tensor,
     stored: Stored,
-    units: Units,
+    pages: PageScores,
     least: Tensor,
     most: int,
     epsilon: float | None = None,
@@ -60,17 +60,17 @@ def attention(
     scaling: float | None = None,
     softcap: float | None = None,
 ) -> Few:
-    """Compute attention over sinks, the units that are read and a dense tail.
+    """Compute attention over sinks, the pages that are read and a dense tail.
 
     Parameters
     ----------
     query : Tensor
         ``(B, H_q, 1, d)``.
     stored : Stored
-    units : Units
+    pages : Pages
         What its old tokens are read by.
     least : Tensor
-        ``(B,)`` int64: number of units to read at least.
+        ``(B,)`` int64: number of pages to read at least.
     most : int
         No row of `least` is larger.
     epsilon : float, optional
@@ -95,11 +95,11 @@ def attention(
     def capped(logits: Tensor) -> Tensor:
         return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
-    expected, bounds, terms = units.estimates(narrow, keys)
-    starts, stops = unit_ends(units, old, keys.device)
-    expected, bounds = units.summed(capped(expected)), units.summed(capped(bounds))
-    if inner is not None:  # no token of a unit is hidden less than the one that is hidden least
-        shown = inner if units.size == 1 else _largest_of_units(inner, len(stops), units.first, units.size)
+    expected, bounds, terms = pages.estimates(narrow, keys)
+    starts, stops = page_ends(pages, old, keys.device)
+    expected, bounds = pages.summed(capped(expected)), pages.summed(capped(bounds))
+    if inner is not None:  # no token of a page is hidden less than the one that is hidden least
+        shown = inner if pages.size == 1 else _largest_of_pages(inner, len(stops), pages.first, pages.size)
         expected, bounds = expected + shown, bounds + shown
     order = reading_order(expected)
 
@@ -111,10 +111,10 @@ def attention(
     around_terms = (grouped.abs() @ around.mT).amax(-1) if around.shape[2] else terms * 0
     all_read = dense.logsumexp(-1)  # so far
 
-    count = least[:, None].expand(batch, heads).clamp(max=units.units)
-    most_units = min(most, units.units) if epsilon is None and top_p is None else units.units
-    reading = order[..., :most_units]
-    tokens = starts[reading][..., None] + torch.arange(units.size, device=keys.device)  # (B, H, k, size)
+    count = least[:, None].expand(batch, heads).clamp(max=pages.count)
+    most_pages = min(most, pages.count) if epsilon is None and top_p is None else pages.count
+    reading = order[..., :most_pages]
+    tokens = starts[reading][..., None] + torch.arange(pages.size, device=keys.device)  # (B, H, k, size)
     exists = tokens < stops[reading][..., None]
     tokens = tokens.clamp(max=max(old - 1, 0)).flatten(2)
     if top_p is not None:
@@ -124,26 +124,26 @@ def attention(
     if inner is not None:
         logits = logits + inner.expand(batch, heads, group, old).gather(-1, _for_rows(tokens, group))
     logits = logits.masked_fill(~exists.flatten(2)[:, :, None], -torch.inf)
-    of_units = logits.reshape(batch, heads, group, most_units, units.size).logsumexp(-1)
+    of_pages = logits.reshape(batch, heads, group, most_pages, pages.size).logsumexp(-1)
     in_order = bounds.gather(-1, _for_rows(order, group))
     precision = torch.finfo(wide).eps
     if epsilon is not None:
         behind = torch.cat(
             [in_order.flip(-1).logcumsumexp(-1).flip(-1), torch.full_like(all_read, -torch.inf)[..., None]], -1
         )
-        ahead = torch.cat([all_read[..., None], torch.logaddexp(all_read[..., None], of_units.logcumsumexp(-1))], -1)
+        ahead = torch.cat([all_read[..., None], torch.logaddexp(all_read[..., None], of_pages.logcumsumexp(-1))], -1)
         certain = unread_bound(
             ahead, behind, torch.maximum(terms, around_terms)[..., None], terms[..., None], width, total, precision
         )
-        count = _certain_enough(certain.amax(2), count, units_at_a_time(units), epsilon)
-    place = torch.arange(most_units, device=keys.device)
+        count = _certain_enough(certain.amax(2), count, pages_at_a_time(pages), epsilon)
+    place = torch.arange(most_pages, device=keys.device)
     is_read = place < count[..., None]  # (B, H, k)
-    rows = torch.arange(units.units, device=keys.device) < count[..., None]
+    rows = torch.arange(pages.count, device=keys.device) < count[..., None]
     rest = in_order.masked_fill(rows[:, :, None], -torch.inf).logsumexp(-1)
-    of_units = of_units.masked_fill(~is_read[:, :, None], -torch.inf)
-    read = torch.logaddexp(all_read, of_units.logsumexp(-1))
+    of_pages = of_pages.masked_fill(~is_read[:, :, None], -torch.inf)
+    read = torch.logaddexp(all_read, of_pages.logsumexp(-1))
     bound = unread_bound(read, rest, torch.maximum(terms, around_terms), terms, width, total, precision)
-    logits = logits.masked_fill(~is_read.repeat_interleave(units.size, -1)[:, :, None], -torch.inf)
+    logits = logits.masked_fill(~is_read.repeat_interleave(pages.size, -1)[:, :, None], -torch.inf)
 
     least_number = torch.finfo(wide).min
     weights = torch.cat([dense, logits], dim=-1).clamp(min=least_number).softmax(-1).to(query.dtype)
@@ -153,7 +153,7 @@ def attention(
     spread = weights.new_zeros(batch, heads, group, total)
     spread[..., :sinks], spread[..., sinks + old :] = weights[..., :ends], weights[..., ends:border]
     spread[..., sinks : sinks + old].scatter_add_(-1, _for_rows(tokens, group), weights[..., border:])
-    counted = units.counts[:, None].expand(batch, heads, -1).gather(-1, order)
+    counted = pages.tokens_per_page[:, None].expand(batch, heads, -1).gather(-1, order)
     return Few(
         output.reshape(batch, query_heads, 1, -1).transpose(1, 2).contiguous(),
         bound.view(batch, query_heads),
@@ -164,15 +164,15 @@ def attention(
     )
 
 
-def unit_ends(units: Units, old: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the first token of each unit, and the one behind its last, ``(P,)`` each."""
-    stops = (torch.arange(units.units, device=device) * units.size + units.first).clamp(max=old)
+def page_ends(pages: PageScores, old: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the first token of each page, and the one behind its last, ``(P,)`` each."""
+    stops = (torch.arange(pages.count, device=device) * pages.size + pages.first).clamp(max=old)
     starts = torch.cat([stops.new_zeros(1), stops])[: len(stops)]
     return starts, stops
 
 
 def reading_order(scores: Tensor) -> Tensor:
-    """Return the units ``(B, H, P)`` in the order in which they are read, from scores ``(B, H, g, P)``.
+    """Return the pages ``(B, H, P)`` in the order in which they are read, from scores ``(B, H, g, P)``.
 
     Scores that are not numbers come first, those of what nobody may see last; equal ones in the order of the tokens.
     """
@@ -185,23 +185,23 @@ def reading_order(scores: Tensor) -> Tensor:
 
 
 def _expected_enough(expected: Tensor, order: Tensor, dense: Tensor, top_p: float, least: Tensor) -> Tensor:
-    """Return how many units have a share `top_p` of the attention that is expected, with the dense tokens."""
+    """Return how many pages have a share `top_p` of the attention that is expected, with the dense tokens."""
     whole = torch.logaddexp(dense, expected.logsumexp(-1))
     shares = (expected - whole[..., None]).exp().nan_to_num(nan=0.0)
     read = shares.gather(-1, _for_rows(order, expected.shape[2])).cumsum(-1)
-    wanted = shares.sum(-1, keepdim=True) - (1 - top_p)
-    lacking = ((read < wanted).sum(-1) + (wanted[..., 0] > 0)).amax(2)
+    needed = shares.sum(-1, keepdim=True) - (1 - top_p)
+    lacking = ((read < needed).sum(-1) + (needed[..., 0] > 0)).amax(2)
     return torch.maximum(least, lacking.clamp(max=order.shape[-1]))
 
 
-def units_at_a_time(units: Units) -> Tensor:
-    """Return how many units more a row reads at a time, ``(B,)``: a padded row as many as it would alone."""
-    real = (units.counts > 0).sum(-1)
+def pages_at_a_time(pages: PageScores) -> Tensor:
+    """Return how many pages more a row reads at a time, ``(B,)``: a padded row as many as it would alone."""
+    real = (pages.tokens_per_page > 0).sum(-1)
     return (real + ROUNDS - 1) // ROUNDS
 
 
 def _certain_enough(certain: Tensor, least: Tensor, step: Tensor, epsilon: float) -> Tensor:
-    """Return the first of `ROUNDS` numbers of units, from `least` on, whose bounds ``(B, H, P + 1)`` suffice."""
+    """Return the first of `ROUNDS` numbers of pages, from `least` on, whose bounds ``(B, H, P + 1)`` suffice."""
     rounds = torch.arange(ROUNDS + 1, device=certain.device) * step[:, None, None]
     places = (least[..., None] + rounds).clamp(max=certain.shape[-1] - 1)
     enough = certain.gather(-1, places) <= epsilon
@@ -214,20 +214,22 @@ def _additive(mask: Tensor | None, batch: int, heads: int, group: int) -> Tensor
     if mask is None:
         return None
     if mask.dtype == torch.bool:
-        found = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device).masked_fill(~mask, -torch.inf)
+        additive = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device).masked_fill(~mask, -torch.inf)
     else:  # the smallest number of its type stands for never
-        found = mask.double().masked_fill(mask <= torch.finfo(mask.dtype).min / 2, -torch.inf)
-    found = found[:, :, 0].expand(batch, heads * group if mask.shape[1] > 1 else 1, -1)
+        additive = mask.double().masked_fill(mask <= torch.finfo(mask.dtype).min / 2, -torch.inf)
+    additive = additive[:, :, 0].expand(batch, heads * group if mask.shape[1] > 1 else 1, -1)
     return (
-        found.view(batch, heads, group, -1) if mask.shape[1] > 1 else found[:, :, None].expand(batch, heads, group, -1)
+        additive.view(batch, heads, group, -1)
+        if mask.shape[1] > 1
+        else additive[:, :, None].expand(batch, heads, group, -1)
     )
 
 
-def _largest_of_units(mask: Tensor, pages: int, first: int, size: int) -> Tensor:
+def _largest_of_pages(mask: Tensor, count: int, first: int, size: int) -> Tensor:
     """Return the largest number of a mask ``(B, H, g, S)`` in each page, ``(B, H, g, P)``."""
     before = size - first
-    padded = functional.pad(mask, (before, pages * size - before - mask.shape[-1]), value=-torch.inf)
-    return padded.view(*mask.shape[:3], pages, size).amax(-1)
+    padded = functional.pad(mask, (before, count * size - before - mask.shape[-1]), value=-torch.inf)
+    return padded.view(*mask.shape[:3], count, size).amax(-1)
 
 
 def _take(stored: Tensor, tokens: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def attention(
     -------
     Few
         `tokens` counts what any query head of a KV head has sampled: these bytes are read, once. `weights` are those of
-        the estimate, `order` and `units` None.
+        the estimate, `order` and `pages` None.
 
     Notes
     -----
@@ -63,7 +63,7 @@ def attention(
         return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
     sampled, highest = tables.compare(narrow)
-    shown = tables.counts[:, None, None].to(wide).log()
+    shown = tables.tokens_per_page[:, None, None].to(wide).log()
     if hidden is not None:
         shown = shown + hidden[..., sinks : sinks + old]
     sampled, highest = sampled & (shown > -torch.inf), capped(highest) + shown

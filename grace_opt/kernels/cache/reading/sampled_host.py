@@ -21,7 +21,7 @@ from .forms import ABOUT, CODES, DRAWN, HASHED, JOINED, LEVELS, LONGEST, LOWER, 
 from .hashes import HashTables
 from .reference import Few
 from .stored import Stored
-from .tensors import ALONE_BELOW, PIECES, check, kept_of, place, place_step, unsupported_reason
+from .tensors import ALONE_BELOW, TASKS, check, place, place_step, stored_of, unsupported_reason
 
 
 def read_sample(
@@ -43,37 +43,44 @@ def read_sample(
     if reason is not None:
         raise CacheError(f"the compiled reading kernel cannot be used: {reason}; use its reference")
     batch, query_heads, _, width = query.shape
-    heads, old, kept = stored.keys.shape[1:]
+    heads, old, kept_count = stored.keys.shape[1:]
     (sinks, _, tail), value_width, group = stored.lengths, stored.tail_values.shape[3], query_heads // heads
     sides = tables.codes.shape[3]
     _check_shapes(query, stored, tables)
     # All tensors are kept alive until the kernel is done: it gets only their addresses.
-    places = kept_of(tables, stored, lambda places: _place_tables(tables, places))
+    places = stored_of(tables, stored, lambda places: _place_tables(tables, places))
     kind, news = place_step(places, query, stored, attention_mask)
-    items = batch * heads
-    runs = -(-PIECES // max(items, 1))
-    numbers = heads, group, width, kept, value_width, sinks, old, tail, tables.tables, tables.bits, sides, 0
-    sizes = np.array([*numbers, kind, runs], np.int64)
+    pairs = batch * heads
+    splits = -(-TASKS // max(pairs, 1))
+    numbers = heads, group, width, kept_count, value_width, sinks, old, tail, tables.tables, tables.bits, sides, 0
+    sizes = np.array([*numbers, kind, splits], np.int64)
     scale = width**-0.5 if scaling is None else scaling
     factors = np.array([abs(scale), math.copysign(scale != 0, scale)], np.float64)
     output = query.new_empty(batch, 1, query_heads, value_width)
     bound = query.new_empty(batch, query_heads, dtype=torch.float64)
-    drawn = np.zeros((items, runs), np.int64)
+    drawn = np.zeros((pairs, splits), np.int64)
     if output.numel():
         from .cpu.samples import attend_sample_at
 
-        room, wide = -(-group // ROWS) * ROWS, -(-value_width // (2 * LANES)) * 2 * LANES
+        padded_rows, wide = -(-group // ROWS) * ROWS, -(-value_width // (2 * LANES)) * 2 * LANES
         # In bytes: numbers of rows, logarithms of bounds, states, bits of the queries.
-        parts = [8 * ABOUT * group, 8 * runs * group, 4 * (runs + 1) * (3 * group + room * wide), 4 * group * sides]
-        work = torch.empty(items * sum(parts), dtype=torch.uint8, device="cpu")
-        about, rests, states, words = (work.data_ptr() + items * sum(parts[:number]) for number in range(len(parts)))
+        parts = [
+            8 * ABOUT * group,
+            8 * splits * group,
+            4 * (splits + 1) * (3 * group + padded_rows * wide),
+            4 * group * sides,
+        ]
+        workspace = torch.empty(pairs * sum(parts), dtype=torch.uint8, device="cpu")
+        about, rests, states, words = (
+            workspace.data_ptr() + pairs * sum(parts[:number]) for number in range(len(parts))
+        )
         taken = np.zeros(1, np.int64)
         addresses = [each.ctypes.data for each in (taken, places, sizes, factors)]
         addresses += [output.data_ptr(), bound.data_ptr()]
-        shapes = [HASHED, batch, query_heads, value_width, heads, room, runs, wide, tables.planes.shape[1]]
+        shapes = [HASHED, batch, query_heads, value_width, heads, padded_rows, splits, wide, tables.planes.shape[1]]
         data = np.array([*addresses, *shapes, words, about, rests, drawn.ctypes.data, states], np.int64)
-        alone = items * (old + tail) * (kept + value_width) < ALONE_BELOW
-        for phase, most in ((HASHED, items * runs), (DRAWN, items * runs), (JOINED, items)):
+        alone = pairs * (old + tail) * (kept_count + value_width) < ALONE_BELOW
+        for phase, most in ((HASHED, pairs * splits), (DRAWN, pairs * splits), (JOINED, pairs)):
             taken[0], data[len(addresses)] = 0, phase
             call_in_threads(attend_sample_at, data.ctypes.data, most, alone=alone)
     del news
@@ -92,19 +99,19 @@ def _place_tables(tables: HashTables, places: npt.NDArray[np.int64]) -> list[Ten
 
 
 def _check_shapes(query: Tensor, stored: Stored, tables: HashTables) -> None:
-    batch, (heads, old, kept) = len(query), stored.keys.shape[1:]
+    batch, (heads, old, kept_count) = len(query), stored.keys.shape[1:]
     planes = tables.planes.shape[1]
     blocks, sides = -(-old // BITS), -(-planes // BITS_AT_ONCE) * BITS_AT_ONCE
     check(
         query,
         stored,
         {
-            "planes": (tables.planes, (kept, tables.tables * tables.bits)),
+            "planes": (tables.planes, (kept_count, tables.tables * tables.bits)),
             "codes": (tables.codes, (batch, heads, blocks, sides, BITS // 8)),
             "norms": (tables.norms, (batch, heads, old)),
-            "mean": (tables.mean, (batch, heads, kept)),
+            "mean": (tables.mean, (batch, heads, kept_count)),
             "highest": (tables.highest, (batch, planes + 1)),
-            "counts": (tables.counts, (batch, old)),
-            "reach": (tables.reach, (batch, heads, kept)),
+            "tokens_per_page": (tables.tokens_per_page, (batch, old)),
+            "reach": (tables.reach, (batch, heads, kept_count)),
         },
     )

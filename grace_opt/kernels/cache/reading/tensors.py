@@ -15,30 +15,30 @@ from ..._shared.switches import LLVM, is_off
 from ..decode.checks import check_lengths, kind_of_mask
 from .forms import COUNTS, KEPT, MASK, OLD_KEYS, OLD_VALUES, PLACES, QUERY, REACH, SINK_KEYS, TAIL_KEYS, TAIL_VALUES
 from .hashes import HashTables
+from .pages import PageScores
 from .stored import Stored
-from .units import Units
 
 #: Most query heads of a KV head.
 MAX_GROUP = 64
-#: Number of pieces, at least, that the work is cut into: some for each thread of a few, whatever their number is.
-PIECES = 12
+#: Number of tasks, at least, that the work is cut into: some for each thread of a few, whatever their number is.
+TASKS = 12
 #: If fewer numbers are read, waking other threads takes longer than it saves.
 ALONE_BELOW = 2**17
 
 
 def unsupported_reason(
-    query: Tensor, stored: Stored, mask: Tensor | None, softcap: float | None, units: Units | HashTables
+    query: Tensor, stored: Stored, mask: Tensor | None, softcap: float | None, pages: PageScores | HashTables
 ) -> str | None:
     """Return why the compiled loops do not support these tensors, or None if they do.
 
     Parameters
     ----------
-    query, stored, units
+    query, stored, pages
         What is read, as `grace_opt.kernels.cache.reading.reference.attention` gets it.
     mask, softcap
         As there.
     """
-    tensors = (query, *stored._replace(kept_indices=stored.keys), units.reach)
+    tensors = (query, *stored._replace(kept_indices=stored.keys), pages.reach)
     if is_off(LLVM):
         return f"{LLVM}=0 turns off what is written as LLVM instructions"
     if not all(t.is_cpu and t.dtype == torch.float32 for t in tensors):
@@ -46,7 +46,7 @@ def unsupported_reason(
             return "tensors are not on the CPU"
         return f"{', '.join(sorted({str(t.dtype) for t in tensors}))}: all must be float32"
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return "gradients are asked for, and the kernel has none"
+        return "gradients are requested, and the kernel has none"
     if torch.compiler.is_compiling():
         return "torch.compile is tracing, and cannot look into the kernel"
     if softcap is not None or query.shape[2] != 1:
@@ -69,12 +69,12 @@ def check(query: Tensor, stored: Stored, more: dict[str, tuple[Tensor, tuple[int
         Other tensors and what shapes they should have, by name.
     """
     batch, query_heads, _, width = query.shape
-    heads, old, kept = stored.keys.shape[1:]
+    heads, old, kept_count = stored.keys.shape[1:]
     (sinks, _, tail), value_width = stored.lengths, stored.tail_values.shape[3]
     check_lengths(sinks, old, tail, stored.old_values, stored.tail_values)
     expected: dict[str, tuple[int, ...]] = {
-        "keys": (batch, heads, old, kept),
-        "kept_indices": (batch, heads, kept),
+        "keys": (batch, heads, old, kept_count),
+        "kept_indices": (batch, heads, kept_count),
         "sink_keys": (batch, heads, sinks, width),
         "tail_keys": (batch, heads, tail, width),
         "old_values": (batch, heads, sinks + old, value_width),
@@ -109,39 +109,47 @@ class ReadAddresses(NamedTuple):
     alive: list[Tensor]
 
 
-def kept_of(
-    units: Units | HashTables, stored: Stored, place_units: Callable[[npt.NDArray[np.int64]], list[Tensor]]
+def stored_of(
+    pages: PageScores | HashTables, stored: Stored, place_pages: Callable[[npt.NDArray[np.int64]], list[Tensor]]
 ) -> npt.NDArray[np.int64]:
-    """Return where what is read in every step lies, found once for as long as the tensors stay where they are.
+    """Return the locations of what is read in every step, listed once for as long as the tensors stay where they are.
 
     Parameters
     ----------
-    units, stored
+    pages, stored
         As in `unsupported_reason`.
-    place_units : callable
-        Writes where the tensors of `units` are, but for `counts` and `reach`; returns those to keep alive.
+    place_pages : callable
+        Writes where the tensors of `pages` are, but for `tokens_per_page` and `reach`; returns those to keep alive.
     """
-    given = stored.keys, stored.kept_indices, stored.sink_keys, stored.old_values, units.counts, units.reach
-    where = tuple((t.data_ptr(), t.shape, t.stride()) for t in given)
-    found: ReadAddresses | None = units.places.get("found")
-    if found is not None and found.where == where:
-        return found.places.copy()
-    kept, counts = stored.kept_indices.to(torch.int64).contiguous(), units.counts.to(torch.int32).contiguous()
-    reach, rows = units.reach.contiguous(), [rowwise(t) for t in (stored.sink_keys, stored.keys, stored.old_values)]
+    tensors = stored.keys, stored.kept_indices, stored.sink_keys, stored.old_values, pages.tokens_per_page, pages.reach
+    where = tuple((t.data_ptr(), t.shape, t.stride()) for t in tensors)
+    addresses: ReadAddresses | None = pages.places.get("addresses")
+    if addresses is not None and addresses.where == where:
+        return addresses.places.copy()
+    kept_indices, tokens_per_page = (
+        stored.kept_indices.to(torch.int64).contiguous(),
+        pages.tokens_per_page.to(torch.int32).contiguous(),
+    )
+    reach, rows = pages.reach.contiguous(), [rowwise(t) for t in (stored.sink_keys, stored.keys, stored.old_values)]
     places = np.zeros((PLACES, 5), np.int64)
-    places[KEPT] = [kept.data_ptr(), 8 * kept.stride(0), 8 * kept.stride(1), 0, 8]
+    places[KEPT] = [kept_indices.data_ptr(), 8 * kept_indices.stride(0), 8 * kept_indices.stride(1), 0, 8]
     for row, tensor in zip((SINK_KEYS, OLD_KEYS, OLD_VALUES), rows, strict=True):
         places[row] = place(tensor)
-    places[COUNTS], places[REACH] = [counts.data_ptr(), 4 * counts.stride(0), 0, 4, 0], [*place(reach), 0]
-    # What was given is kept alive as well: as long as it is, nothing else can lie at its address.
-    units.places["found"] = ReadAddresses(where, places, [*given, kept, counts, reach, *rows, *place_units(places)])
+    places[COUNTS], places[REACH] = (
+        [tokens_per_page.data_ptr(), 4 * tokens_per_page.stride(0), 0, 4, 0],
+        [*place(reach), 0],
+    )
+    # What was given is kept alive as well: as long as it is, nothing else can be at its address.
+    pages.places["addresses"] = ReadAddresses(
+        where, places, [*tensors, kept_indices, tokens_per_page, reach, *rows, *place_pages(places)]
+    )
     return places.copy()
 
 
 def place_step(
     places: npt.NDArray[np.int64], query: Tensor, stored: Stored, mask: Tensor | None
 ) -> tuple[int, list[Tensor]]:
-    """Write where what a step brings lies; return the kind of its mask, and what to keep alive until it is done."""
+    """Write the locations of what a step brings; return the kind of its mask, and what to keep alive."""
     news = [rowwise(t) for t in (query, stored.tail_keys, stored.tail_values)]
     for row, tensor in zip((QUERY, TAIL_KEYS, TAIL_VALUES), news, strict=True):
         places[row] = place(tensor)
@@ -155,7 +163,7 @@ def place_step(
 
 
 def rowwise(tensor: Tensor) -> Tensor:
-    """The tensor, copied unless the numbers of its last dimension lie side by side."""
+    """Return the tensor, copied unless the numbers of its last dimension are adjacent."""
     return tensor if tensor.stride(3) == 1 or tensor.shape[3] == 1 else tensor.contiguous()
 
 

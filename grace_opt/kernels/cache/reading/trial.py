@@ -9,9 +9,9 @@ import torch
 from ..._shared.cases import draw
 from . import host, reference, sampled, sampled_host
 from .hashes import HashTables
+from .pages import FirstChannels, PageRanges, PageScores
 from .reference import Few
 from .stored import Stored
-from .units import FirstChannels, PageRanges, Units
 
 
 def cpu() -> bool:
@@ -20,32 +20,32 @@ def cpu() -> bool:
     query, keys = draw(device, 2, 6, 1, 20), draw(device, 2, 3, 301, 20) / 2
     sinks, tail = draw(device, 2, 3, 3, 20), draw(device, 2, 3, 17, 20)
     old, new = draw(device, 2, 3, 304, 12), draw(device, 2, 3, 17, 12)
-    kept = torch.arange(20, device=device).expand(2, 3, 20).contiguous()
+    kept_indices = torch.arange(20, device=device).expand(2, 3, 20).contiguous()
     reach, channels = keys.abs().amax(2), FirstChannels.of(keys, torch.ones(2, 301, dtype=torch.bool, device=device), 7)
     whole = keys[:, :, 1:].reshape(2, 3, 75, 4, 20)
     lower, upper = (torch.cat([keys[:, :, :1], end], 2) for end in (whole.amin(3), whole.amax(3)))
-    counts = torch.full((2, 76), 4, dtype=torch.int32, device=device)
-    counts[:, 0] = 1
-    pages = PageRanges(4, 1, lower, upper, counts, reach)
+    tokens_per_page = torch.full((2, 76), 4, dtype=torch.int32, device=device)
+    tokens_per_page[:, 0] = 1
+    pages = PageRanges(4, 1, lower, upper, tokens_per_page, reach)
     least = torch.tensor([20, 31], dtype=torch.int64, device=device)
-    stored = Stored(keys, kept, sinks, tail, old, new)
-    cases: list[tuple[Units, dict[str, Any]]] = [
+    stored = Stored(keys, kept_indices, sinks, tail, old, new)
+    cases: list[tuple[PageScores, dict[str, Any]]] = [
         (pages, {}), (channels, {}), (channels, {"top_p": 0.7}), (pages, {"epsilon": 0.3}), (channels, {"epsilon": 0.2})
     ]  # fmt: skip
-    for units, more in cases:
-        found = host.read_attention(query, stored, units, least, 31, **more)
-        expected = reference.attention(query, stored, units, least, 31, **more)
-        if not _agree(found, expected):
+    for scores, more in cases:
+        actual = host.read_attention(query, stored, scores, least, 31, **more)
+        expected = reference.attention(query, stored, scores, least, 31, **more)
+        if not _agree(actual, expected):
             return False
     real = torch.arange(301, device=device) >= torch.tensor([[0], [100]], dtype=torch.int64, device=device)
     mask = torch.nn.functional.pad(real, (3, 17), value=True)[:, None, None]
     tables = HashTables.of(keys, real, 9, 5, 0.9, seed=0, layer=0)
-    found, expected = (attend(query, stored, tables, mask) for attend in (sampled_host.read_sample, sampled.attention))
-    return _agree(found, expected)
+    actual, expected = (attend(query, stored, tables, mask) for attend in (sampled_host.read_sample, sampled.attention))
+    return _agree(actual, expected)
 
 
-def _agree(found: Few, expected: Few) -> bool:
-    if not torch.equal(found.tokens, expected.tokens):
+def _agree(actual: Few, expected: Few) -> bool:
+    if not torch.equal(actual.tokens, expected.tokens):
         return False
-    close = torch.allclose(found.output, expected.output, rtol=0, atol=3e-5)  # of values near 4 at most
-    return close and torch.allclose(found.bound, expected.bound, rtol=2e-2, atol=1e-6)
+    close = torch.allclose(actual.output, expected.output, rtol=0, atol=3e-5)  # of values near 4 at most
+    return close and torch.allclose(actual.bound, expected.bound, rtol=2e-2, atol=1e-6)

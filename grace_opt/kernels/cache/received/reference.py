@@ -21,9 +21,9 @@ def attention_received(
             logits = queries[head, start : start + step].float() @ transposed
             if softcap is not None:
                 logits = torch.tanh(logits / softcap).mul_(softcap)
-            found, share = torch.softmax(logits, dim=-1), weights[start : start + step]
-            first[head].addmv_(found.mT, share)
-            second[head].addmv_(found.square_().mT, share)
+            shares, share = torch.softmax(logits, dim=-1), weights[start : start + step]
+            first[head].addmv_(shares.mT, share)
+            second[head].addmv_(shares.square_().mT, share)
     return first, second
 
 
@@ -38,7 +38,7 @@ def of_all_heads(
         logits = queries[:, start : start + step].float() @ transposed
         if softcap is not None:
             logits = torch.tanh(logits / softcap).mul_(softcap)
-        found, share = torch.softmax(logits, dim=-1), weights[start : start + step].expand(heads, 1, -1)
-        first.baddbmm_(share, found)
-        second.baddbmm_(share, found.square_())
+        shares, share = torch.softmax(logits, dim=-1), weights[start : start + step].expand(heads, 1, -1)
+        first.baddbmm_(share, shares)
+        second.baddbmm_(share, shares.square_())
     return first[:, 0], second[:, 0]

@@ -14,8 +14,8 @@ def cpu() -> bool:
 
     device = torch.device("cpu")
     queries, keys, weights = draw(device, 2, 61, 20), draw(device, 2, 77, 20), draw(device, 61).abs()
-    found, expected = (
+    actual, expected = (
         host.attention_received(queries, weights, keys, 0.5),
         reference.attention_received(queries, weights, keys, 0.5, None, 2**20),
     )
-    return all(torch.allclose(one, other, rtol=1e-4, atol=0) for one, other in zip(found, expected, strict=True))
+    return all(torch.allclose(one, other, rtol=1e-4, atol=0) for one, other in zip(actual, expected, strict=True))

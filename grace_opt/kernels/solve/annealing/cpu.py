@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numba import b1, f8, i4, i8, u8, uint64
 
-from ..._shared.jit import jit, part
-from ..sparse.cpu.kept import BEST, KEPT, NOW, keep, note_moved
+from ..._shared.jit import inlined, jit
+from ..sparse.cpu.best_set import BEST, BEST_SET, NOW, note_moved, store_best
 from ..sparse.cpu.sums import DWARFS, GRAPH, moved, objective, weight_of
 from ..tabu.cpu import fill_sums
 
@@ -20,7 +20,7 @@ from ..tabu.cpu import fill_sums
 RARE, AT_ONE_TEMPERATURE = 40.0, 256
 
 
-@part
+@inlined
 def random(rng):
     """Draw a number from (0, 1] by xorshift64*; the state is rng[0]."""
     x = rng[0]
@@ -31,18 +31,18 @@ def random(rng):
     return (np.float64((x * uint64(0x2545F4914F6CDD1D)) >> uint64(11)) + 1.0) * 2.0**-53
 
 
-@part
+@inlined
 def draw(rng, bound):
     """Draw a whole number below `bound`."""
     return min(int(random(rng) * bound), bound - 1)
 
 
-@jit(ahead=[i8(GRAPH, f8[::1], f8, b1[::1], f8[::1], i4[::1], i8, KEPT, f8[::1], u8[::1], f8, f8, i8)])
+@jit(ahead=[i8(GRAPH, f8[::1], f8, b1[::1], f8[::1], i4[::1], i8, BEST_SET, f8[::1], u8[::1], f8, f8, i8)])
 def anneal_sparse(g, top, grain, x, cost, order, k, best, values, rng, hot, cold, steps):
     """Make `steps` proposals, at temperatures from `hot` to `cold`; return how many exchanges were made.
 
     top : `largest`; grain : the least weight that is not 0; x, cost (n,); order (n,) : vertices, the k chosen first
-    best : Kept; values : as in `kept`; rng (1,) uint64
+    best : BestSet; values : as in `best_set`; rng (1,) uint64
     """
     n, made, T = len(x), 0, hot
     cooling = (cold / hot) ** (AT_ONE_TEMPERATURE / steps)
@@ -74,11 +74,11 @@ def anneal_sparse(g, top, grain, x, cost, order, k, best, values, rng, hot, cold
             values[NOW] = objective(g, x)[0]
         if values[NOW] < values[BEST]:
             values[BEST] = values[NOW]
-            keep(best, x)
+            store_best(best, x)
     return made
 
 
-@jit(ahead=[i8(f8[:, ::1], f8, b1[::1], f8[::1], i4[::1], i8, KEPT, f8[::1], u8[::1], f8, f8, i8)])
+@jit(ahead=[i8(f8[:, ::1], f8, b1[::1], f8[::1], i4[::1], i8, BEST_SET, f8[::1], u8[::1], f8, f8, i8)])
 def anneal_dense(W, grain, x, sums, order, k, best, values, rng, hot, cold, steps):
     """As `anneal_sparse`; `sums` (n,) holds W x."""
     n, made, T = len(x), 0, hot
@@ -105,5 +105,5 @@ def anneal_dense(W, grain, x, sums, order, k, best, values, rng, hot, cold, step
             values[NOW] = fill_sums(W, x, sums)[0]
         if values[NOW] < values[BEST]:
             values[BEST] = values[NOW]
-            keep(best, x)
+            store_best(best, x)
     return made

@@ -27,16 +27,16 @@ class DenseMoves:
     ----------
     values : ndarray (4,)
         f of the current set, and of the best so far (``values[1]``), both updated with every exchange.
-    best : Kept
+    best : BestSet
         ``best.x`` is the best set so far.
     """
 
     def __init__(self, W: Any, x: npt.NDArray[np.bool_], random: npt.NDArray[np.uint64]) -> None:
-        from ..sparse.cpu.kept import new_kept
+        from ..sparse.cpu.best_set import new_best_set
 
         self.W, self.x, self.random = W, x.copy(), random
         self.k, self.n, self.sums = int(x.sum()), len(x), np.empty(len(x))
-        self.values, self.best = np.full(4, np.inf), new_kept(x)
+        self.values, self.best = np.full(4, np.inf), new_best_set(x)
         self._prepare()
         self.refresh()
         self.values[1] = self.values[0]
@@ -103,8 +103,8 @@ class SparseMoves(DenseMoves):
     def _weights(self, first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> Floats:
         from ..sparse.cpu.sums import fill_weights
 
-        fill_weights(self.W, first, second, found := np.empty(len(first)))
-        return found
+        fill_weights(self.W, first, second, output := np.empty(len(first)))
+        return output
 
     def anneal(self, hot: float, cold: float, proposals: int) -> int:
         """Make this many proposals, at temperatures from `hot` to `cold`; return how many exchanges were made."""

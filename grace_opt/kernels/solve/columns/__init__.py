@@ -1,4 +1,4 @@
-"""Greedy and exchanges on W that is never formed: they ask for columns and blocks of it, in torch operations.
+"""Greedy and exchanges on W that is never formed: columns and blocks are computed as needed, in torch operations.
 
 When: W of `grace_opt.problem.FactoredWeights` with more vertices than fit into a block.
 """

@@ -26,7 +26,7 @@ EXACT = 2.0**52
 
 
 class ColumnWeights(Weights):
-    """Symmetric W (..., n, n) whose columns are computed when they are asked for."""
+    """Symmetric W (..., n, n) whose columns are computed when they are needed."""
 
     @abstractmethod
     def columns(self, indices: Tensor) -> Tensor:
@@ -110,9 +110,9 @@ class Columns:
             self.ahead = max(self.ahead // 2, LEAST_AHEAD)
         self.used = 0
         least = scores.topk(min(self.ahead, self.W.n), largest=False)
-        wanted = {vertex} | set(least.indices[least.values < torch.inf].tolist())
+        needed = {vertex} | set(least.indices[least.values < torch.inf].tolist())
         # Copies: a row that is kept would keep the whole block that it is part of.
-        self.held = {v: column.clone() for v, column in self.held.items() if v in wanted}
-        new = sorted(wanted - self.held.keys())
+        self.held = {v: column.clone() for v, column in self.held.items() if v in needed}
+        new = sorted(needed - self.held.keys())
         rows = self.W.block(torch.tensor(new, dtype=torch.int64, device=scores.device), None)
         self.held |= dict(zip(new, rows, strict=True))

@@ -25,7 +25,12 @@ def completions(W: Tensor, owner: Tensor, scores: Tensor, need: Tensor, width: i
 
 @jit(ahead=[void(f[:, :, ::1], i8[::1], f[:, ::1], i8[::1], i8[:, ::1], f8[::1]) for f in (f4, f8)])
 def complete(W, owner, scores, need, order, cost):
-    """Fill `order` and `cost`; `scores` is scratch. See `grace_opt.kernels.solve.completion.completions`."""
+    """Fill `order` and `cost`. See `grace_opt.kernels.solve.completion.completions`.
+
+    W : (B, n, n) float32 or float64; owner : (R,) int64
+    scores : (R, n) of W's type, scratch; need : (R,) int64
+    order : (R, width) int64; cost : (R,) float64
+    """
     n = W.shape[-1]
     for r in range(scores.shape[0]):
         score = scores[r]

@@ -17,9 +17,9 @@ def completions(W: Tensor, owner: Tensor, scores: Tensor, need: Tensor, width: i
     for step in range(width):
         best = first_argmin(scores)
         rise = scores.gather(-1, best.unsqueeze(-1)).squeeze(-1)
-        wanted = step < need
-        cost += torch.where(wanted, rise, 0.0)
-        order[:, step] = torch.where(wanted & rise.isfinite(), best, -1)
+        needed = step < need
+        cost += torch.where(needed, rise, 0.0)
+        order[:, step] = torch.where(needed & rise.isfinite(), best, -1)
         scores.add_(rows.index_select(0, first_row + best), alpha=2)
         scores.scatter_(-1, best.unsqueeze(-1), torch.inf)
     return order, cost

@@ -20,5 +20,5 @@ def cpu() -> bool:
         torch.tensor([0, 9, 37], dtype=torch.int64, device="cpu"),
         37,
     )
-    found, expected = compiled.completions(*case), reference.completions(*case)
-    return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    actual, expected = compiled.completions(*case), reference.completions(*case)
+    return all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import b1, f8, i8, types
 
-from ..._shared.jit import SMALL, jit, part
+from ..._shared.jit import SMALL, inlined, jit
 
 _EPS = float(np.finfo(np.float64).eps)
 
@@ -52,9 +52,9 @@ def advance(W, c, best, best_value, budget):
     return budget, False
 
 
-@part
+@inlined
 def pair_sum(W, subset):
-    """f of a subset as a pair, high and low, of which the first is f rounded once."""
+    """Return f of a subset as a pair, high and low, of which the first is f rounded once."""
     total, lost = 0.0, 0.0
     for i in subset:
         for j in subset:
@@ -66,7 +66,7 @@ def pair_sum(W, subset):
     return high, lost - (high - total)
 
 
-@part
+@inlined
 def _afresh(W, c, sums, errors):
     """Compute f of the current subset and a bound on its error; `sums` and `errors` too."""
     n, k = W.shape[0], c.shape[0] - 1
@@ -83,10 +83,10 @@ def _afresh(W, c, sums, errors):
     return high, 2.0 * _EPS * (abs(high) + size)
 
 
-@part
+@inlined
 def _next(c):
-    """Algorithm R with 0-based positions: the exchange that leads to the next subset, ``out`` for ``new``; -1 at the
-    end."""
+    """Return, by algorithm R with 0-based positions, the exchange that leads to the next subset, ``out`` for ``new``;
+    -1 at the end."""
     k = c.shape[0] - 1
     out, new = -1, -1
     j = 1

@@ -14,7 +14,7 @@ import numpy as np
 from numba import b1, f4, f8, i8, void
 
 from ..._shared.inner import least_exchange
-from ..._shared.jit import SMALL, jit, part
+from ..._shared.jit import SMALL, inlined, jit
 from .rounding import REFRESH
 
 
@@ -59,7 +59,7 @@ def improve(steps, tolerance, W, mask, candidates, done):
                 size[v] += 2.0 * (abs(more) + abs(less))  # count a vertex that has left: its rounding error remains
 
 
-@part
+@inlined
 def _sum_afresh(W, mask, sums, size):
     n = len(sums)
     for v in range(n):
@@ -73,7 +73,7 @@ def _sum_afresh(W, mask, sums, size):
                 size[v] += 2.0 * abs(w)
 
 
-@part
+@inlined
 def _best_exchange(W, mask, candidates, sums, size, margin, enter):
     """Return the least change of f (infinite if no exchange is possible), the leaving and the entering vertex.
 

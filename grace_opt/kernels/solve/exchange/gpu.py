@@ -53,9 +53,9 @@ def swap_refine(W: Tensor, mask: Tensor, candidates: Tensor, max_steps: int) -> 
     """
     size, n = check_matrices(W)
     check_like(W, mask=(mask, (size, n)), candidates=(candidates, (size, n)))
-    for name, given in (("mask", mask), ("candidates", candidates)):
-        if given.dtype != torch.bool:
-            raise ProblemError(f"{name} has dtype {given.dtype}: give bool.")
+    for name, tensor in (("mask", mask), ("candidates", candidates)):
+        if tensor.dtype != torch.bool:
+            raise ProblemError(f"{name} has dtype {tensor.dtype}: give bool.")
     if max_steps < 0:
         raise OptionError(f"max_steps={max_steps}: give a non-negative integer.")
     result = torch.empty(size, n, dtype=torch.bool, device=W.device)
@@ -102,8 +102,8 @@ def _swap_kernel(
         for start in range(0, N, T):
             i = start + tl.arange(0, T)
             cost = (_pick(leave, vertex, i)[:, None] + enter[None, :]) - 2 * _rows(row_of, W_i, i, inside, n)
-            least, at = tl.min(tl.min(cost, 1), axis=0, return_indices=True, return_indices_tie_break_left=True)
-            out = tl.where(least < change, start + at, out)
+            least, place = tl.min(tl.min(cost, 1), axis=0, return_indices=True, return_indices_tie_break_left=True)
+            out = tl.where(least < change, start + place, out)
             change = tl.minimum(least, change)
         # Only the best row is looked through for the partner: an index for every entry would not fit into registers.
         row = tl.load(row_of + out.to(tl.int64) * W_i, mask=inside, other=0.0).to(tl.float64)

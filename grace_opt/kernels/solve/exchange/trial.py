@@ -13,18 +13,18 @@ CHOSEN, STEPS = 15, 1000
 
 
 def cpu() -> bool:
-    """The compiled search must make the same choices."""
+    """Check that the compiled search makes the same choices."""
     from . import cpu as compiled
 
     W, start, every = _case(torch.device("cpu"))
-    expected, found = start.clone(), start.numpy().copy()
+    expected, actual = start.clone(), start.numpy().copy()
     improve(W, expected, every, lambda done, active: active[: 0 if done >= STEPS else None])
-    compiled.improve(STEPS, tolerance(W.shape[-1]), W.numpy(), found, every.numpy(), np.zeros(len(W), np.int64))
-    return torch.equal(torch.from_numpy(found), expected)
+    compiled.improve(STEPS, tolerance(W.shape[-1]), W.numpy(), actual, every.numpy(), np.zeros(len(W), np.int64))
+    return torch.equal(torch.from_numpy(actual), expected)
 
 
 def gpu(device: torch.device) -> bool:
-    """Triton's kernel must keep the number of vertices and leave no exchange that improves f."""
+    """Check that Triton's kernel keeps the number of vertices and leaves no exchange that improves f."""
     from . import gpu as on_chip
 
     W, start, every = _case(device)

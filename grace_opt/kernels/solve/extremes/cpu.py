@@ -8,7 +8,7 @@ from numba import b1, f4, f8, void
 from torch import Tensor
 
 from ..._shared.inner import SIDE, differ, largest_bits
-from ..._shared.jit import jit, part
+from ..._shared.jit import inlined, jit
 from ..._shared.threads import split_batch
 from .reference import Extremes
 
@@ -16,10 +16,10 @@ from .reference import Extremes
 def extremes_of(W: Tensor) -> Extremes:
     """As `reference.extremes`, with the batch shared among threads."""
     arrays = W.reshape(-1, *W.shape[-2:]).contiguous().numpy()
-    found = np.zeros(len(arrays), np.bool_), np.zeros(len(arrays)), np.zeros(len(arrays))
-    split_batch(extremes, (arrays, *found))
-    found[1][~found[0]] = 0.0
-    return Extremes(*(torch.from_numpy(one).reshape(W.shape[:-2]) for one in found))
+    outputs = np.zeros(len(arrays), np.bool_), np.zeros(len(arrays)), np.zeros(len(arrays))
+    split_batch(extremes, (arrays, *outputs))
+    outputs[1][~outputs[0]] = 0.0
+    return Extremes(*(torch.from_numpy(one).reshape(W.shape[:-2]) for one in outputs))
 
 
 @jit
@@ -57,7 +57,7 @@ def extremes(W, finite, largest, asymmetry):
         asymmetry[b] = max(worst, _largest_difference(here, whole, n, 0, n))
 
 
-@part
+@inlined
 def _largest_difference(W, top, bottom, left, right):
     worst = 0.0
     for i in range(top, bottom):

@@ -15,5 +15,5 @@ def cpu() -> bool:
     W = whole_weights(torch.device("cpu"))
     W[1, 3, 20] += 1.0
     W[2, 36, 0] = torch.nan
-    found, expected = compiled.extremes_of(W), reference.extremes(W)
-    return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    actual, expected = compiled.extremes_of(W), reference.extremes(W)
+    return all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))

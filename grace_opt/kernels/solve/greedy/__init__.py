@@ -119,8 +119,8 @@ def cost_path(W: Tensor, order: Tensor) -> Tensor:
     for step in range(m):
         vertex = order[:, step]
         taken = vertex.clamp_min(0)
-        at = taken.unsqueeze(-1)
-        rise = (diagonal.gather(-1, at) + 2 * sums.gather(-1, at)).squeeze(-1)
+        place = taken.unsqueeze(-1)
+        rise = (diagonal.gather(-1, place) + 2 * sums.gather(-1, place)).squeeze(-1)
         path[:, step + 1] = torch.where(vertex < 0, torch.inf, path[:, step] + rise)
         sums += rows.index_select(0, first_row + taken)
     return path

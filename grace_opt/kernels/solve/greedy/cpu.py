@@ -14,7 +14,7 @@ import torch
 from numba import b1, f4, f8, i8, void
 from torch import Tensor
 
-from ..._shared.inner import add_twice, ask_for, first_place, least
+from ..._shared.inner import add_twice, first_place, least, prefetch
 from ..._shared.jit import jit
 from ..._shared.threads import ALONE_BELOW, split_batch
 
@@ -31,33 +31,35 @@ def greedy_order(
     mask, rise = np.zeros(W.shape[:-1], dtype=np.bool_), np.zeros(len(order))
     # By numpy: torch would wake its threads, which then compete with ours.
     free = np.ascontiguousarray(candidates.numpy())
-    given = W.new_empty(len(W), 0) if scores is None else scores.contiguous()
-    arrays = W.contiguous().numpy(), given.numpy(), free, k.numpy(), order, mask, rise
+    initial = W.new_empty(len(W), 0) if scores is None else scores.contiguous()
+    arrays = W.contiguous().numpy(), initial.numpy(), free, k.numpy(), order, mask, rise
     split_batch(greedy, arrays, alone=W.numel() < ALONE_BELOW)
     return torch.from_numpy(order), torch.from_numpy(mask), torch.from_numpy(rise)
 
 
 @jit(
     ahead=[
-        void(f[:, :, ::1], given[:, ::1], b1[:, ::1], i8[::1], i8[:, ::1], b1[:, ::1], f8[::1])
-        for f, given in ((f4, f4), (f4, f8), (f8, f8))
+        void(f[:, :, ::1], initial[:, ::1], b1[:, ::1], i8[::1], i8[:, ::1], b1[:, ::1], f8[::1])
+        for f, initial in ((f4, f4), (f4, f8), (f8, f8))
     ]
 )
-def greedy(W, given, candidates, k, order, mask, rise):
+def greedy(W, initial, candidates, k, order, mask, rise):
     """Fill `order`, `mask` (which is False), and `rise` with the sum of the scores taken.
 
-    The initial scores are `given`, (B, n); if it has no columns, the diagonal of the candidates.
+    W : (B, n, n) float32 or float64
+    initial : (B, n) of W's type or float64, the scores at first; without columns, the diagonal of the candidates
+    candidates, mask : (B, n) bool; k : (B,) int64; order : (B, k_max) int64; rise : (B,) float64
     """
     size, n = candidates.shape
     line = CACHE_LINE // W.itemsize
-    diagonal = given.shape[1] == 0
-    scores, lowest = np.empty((TOGETHER, n), given.dtype), np.empty(TOGETHER, given.dtype)
+    diagonal = initial.shape[1] == 0
+    scores, lowest = np.empty((TOGETHER, n), initial.dtype), np.empty(TOGETHER, initial.dtype)
     for start in range(0, size, TOGETHER):
         stop = min(start + TOGETHER, size)
         for b in range(start, stop):
             here = scores[b - start]
             for i in range(n):
-                here[i] = (W[b, i, i] if candidates[b, i] else np.inf) if diagonal else given[b, i]
+                here[i] = (W[b, i, i] if candidates[b, i] else np.inf) if diagonal else initial[b, i]
             rise[b] = 0.0
             lowest[b - start] = least(here)
         steps = 0
@@ -66,7 +68,7 @@ def greedy(W, given, candidates, k, order, mask, rise):
         for step in range(steps):
             for b in range(start, stop):
                 if diagonal and b + TOGETHER < size and step < n:
-                    ask_for(W[b + TOGETHER, step], step)  # the next diagonals: every entry is in another cache line
+                    prefetch(W[b + TOGETHER, step], step)  # the next diagonals: every entry is in another cache line
                 if step < k[b]:
                     here, value = scores[b - start], lowest[b - start]
                     best = first_place(here, value)
@@ -75,7 +77,7 @@ def greedy(W, given, candidates, k, order, mask, rise):
                     rise[b] += value
                     here[best] = np.inf
                     for i in range(0, n, line):
-                        ask_for(W[b, best], i)
+                        prefetch(W[b, best], i)
             for b in range(start, stop):
                 if step < k[b]:
                     lowest[b - start] = add_twice(scores[b - start], W[b, order[b, step]])

@@ -106,5 +106,5 @@ def _greedy_kernel(
         cost += least.to(tl.float64)
         score = tl.where(vertex == best, float("inf"), score + (row + row))
     tl.store(rise + b, cost)
-    at = tl.arange(0, WIDTH)
-    tl.store(order + at, tl.full([WIDTH], -1, tl.int64), mask=(at >= k) & (at < k_max))
+    place = tl.arange(0, WIDTH)
+    tl.store(order + place, tl.full([WIDTH], -1, tl.int64), mask=(place >= k) & (place < k_max))

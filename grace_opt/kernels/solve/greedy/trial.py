@@ -17,8 +17,8 @@ def cpu() -> bool:
     W, k = whole_weights(torch.device("cpu")), torch.tensor(STEPS, dtype=torch.int64, device="cpu")
     every = torch.ones(W.shape[:2], dtype=torch.bool, device="cpu")
     scores = W.diagonal(dim1=-2, dim2=-1).clone()
-    found, expected = compiled.greedy_order(W, scores, every, k, max(STEPS)), greedy_order(W, scores, k, max(STEPS))
-    return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    actual, expected = compiled.greedy_order(W, scores, every, k, max(STEPS)), greedy_order(W, scores, k, max(STEPS))
+    return all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
 
 
 def gpu(device: torch.device) -> bool:
@@ -27,5 +27,5 @@ def gpu(device: torch.device) -> bool:
 
     W, k = whole_weights(device), torch.tensor(STEPS, dtype=torch.int64, device=device)
     scores = W.diagonal(dim1=-2, dim2=-1).clone()
-    found, expected = on_chip.greedy_order(W, scores, k, max(STEPS)), greedy_order(W, scores, k, max(STEPS))
-    return torch.equal(found.order, expected.order) and torch.equal(found.rise, expected.rise)
+    actual, expected = on_chip.greedy_order(W, scores, k, max(STEPS)), greedy_order(W, scores, k, max(STEPS))
+    return torch.equal(actual.order, expected.order) and torch.equal(actual.rise, expected.rise)

@@ -12,14 +12,14 @@ from ..._shared.jit import jit
 
 def indices_from_mask(mask: Tensor, width: int) -> Tensor:
     """As `reference.indices_from_mask`, for masks (B, n)."""
-    found = np.full((len(mask), width), -1, dtype=np.int64)
-    indices(mask.contiguous().numpy(), found)
-    return torch.from_numpy(found)
+    output = np.full((len(mask), width), -1, dtype=np.int64)
+    indices(mask.contiguous().numpy(), output)
+    return torch.from_numpy(output)
 
 
 @jit(ahead=[void(b1[:, ::1], i8[:, ::1])])
-def indices(mask, found):
-    """Write the True positions of every row of `mask`, in order; the rest of `found` is not touched."""
+def indices(mask, output):
+    """Write the True positions of every row of `mask`, in order; the rest of `output` is not touched."""
     size, n = mask.shape
     places = np.empty(n + 1, np.int64)
     for b in range(size):
@@ -27,5 +27,5 @@ def indices(mask, found):
         for i in range(n):  # no branch: half of the predictions would be wrong
             places[count] = i
             count += np.int64(mask[b, i])
-        for at in range(min(count, found.shape[1])):
-            found[b, at] = places[at]
+        for place in range(min(count, output.shape[1])):
+            output[b, place] = places[place]

@@ -106,8 +106,8 @@ def _gram_kernel(
     gram = tl.zeros([T, T], dtype=tl.float32)
     start = part * chunk
     end = tl.minimum(start + chunk, rows)
-    for at in range(start, end, BLOCK):
-        row = at + tl.arange(0, BLOCK)
+    for place in range(start, end, BLOCK):
+        row = place + tl.arange(0, BLOCK)
         here = row < end
         if GROUP == 1:
             head, token = tl.zeros_like(row).to(tl.int64), row.to(tl.int64)

@@ -20,6 +20,6 @@ def gpu(device: torch.device) -> bool:
     for dtype in (torch.float32, torch.float16):
         q, k = queries.to(dtype), keys.to(dtype)
         expected = reference.interaction_matrix(q.double(), k.double(), valid)
-        found = on_chip.interaction_matrix(q, k, valid)
-        good &= bool(((found - expected).abs().max() <= 1e-5 * expected.abs().max()).item())
+        actual = on_chip.interaction_matrix(q, k, valid)
+        good &= bool(((actual - expected).abs().max() <= 1e-5 * expected.abs().max()).item())
     return good

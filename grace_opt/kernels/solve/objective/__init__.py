@@ -27,11 +27,11 @@ def objective(W: Tensor | Weights, mask: Tensor) -> Tensor:
     """Return f, rounded once to float64, (...); mask (..., n) selects rows of W."""
     if isinstance(W, Weights):
         return W.objective(mask)
-    found = _sums(W, mask)
-    value, doubtful = found.value, is_doubtful(*found).flatten().nonzero().flatten()
+    sums = _sums(W, mask)
+    value, doubtful = sums.value, is_doubtful(*sums).flatten().nonzero().flatten()
     if len(doubtful):
         matrices, masks = W.reshape(-1, *W.shape[-2:]), mask.reshape(-1, mask.shape[-1])
-        doubtful = doubtful[~is_exact(matrices[doubtful], masks[doubtful], found.size.flatten()[doubtful])]
+        doubtful = doubtful[~is_exact(matrices[doubtful], masks[doubtful], sums.size.flatten()[doubtful])]
         value = value.clone()
         flat = value.view(-1)
         for b in doubtful.tolist():

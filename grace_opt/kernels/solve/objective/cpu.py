@@ -18,9 +18,9 @@ from .reference import Sums
 def sums(W: Tensor, mask: Tensor) -> Sums:
     """As `reference.sums`, with the batch shared among threads."""
     arrays = W.reshape(-1, *W.shape[-2:]).contiguous().numpy()
-    found = tuple(np.zeros(len(arrays)) for _ in Sums._fields)
-    split_batch(objective, (arrays, mask.reshape(-1, mask.shape[-1]).contiguous().numpy(), *found))
-    return Sums(*(torch.from_numpy(each).reshape(W.shape[:-2]) for each in found))
+    outputs = tuple(np.zeros(len(arrays)) for _ in Sums._fields)
+    split_batch(objective, (arrays, mask.reshape(-1, mask.shape[-1]).contiguous().numpy(), *outputs))
+    return Sums(*(torch.from_numpy(each).reshape(W.shape[:-2]) for each in outputs))
 
 
 @jit(ahead=[void(f[:, :, ::1], b1[:, ::1], f8[::1], f8[::1], f8[::1]) for f in (f4, f8)])

@@ -40,7 +40,7 @@ def rounded_sum(terms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_doubtful(value: Tensor, rest: Tensor, size: Tensor) -> Tensor:
-    """Whether pairs of numbers cannot say what the sum is rounded to.
+    """Return whether pairs of numbers cannot say what the sum is rounded to.
 
     Nearly everything has cancelled, so that they do not hold the rest; or the sum lies next to the middle of two
     numbers, and what they do not hold decides on which side.

@@ -13,6 +13,6 @@ def cpu() -> bool:
     from . import cpu as compiled
 
     W, mask = draw(torch.device("cpu"), 3, 37, 37), draw(torch.device("cpu"), 3, 37) < 0
-    found, expected = compiled.sums(W, mask), reference.sums(W, mask)
+    actual, expected = compiled.sums(W, mask), reference.sums(W, mask)
     allowed = 1e-13 * expected.size
-    return all(bool(((one - other).abs() <= allowed).all()) for one, other in zip(found, expected, strict=True))
+    return all(bool(((one - other).abs() <= allowed).all()) for one, other in zip(actual, expected, strict=True))

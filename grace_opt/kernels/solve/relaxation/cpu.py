@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import f8, i1, i8, types, void
 
-from ..._shared.jit import SMALL, jit, part
+from ..._shared.jit import SMALL, inlined, jit
 from ..._shared.whole import copy, largest, sort, total
 
 
@@ -65,12 +65,12 @@ def minimise(A, c, k, x, g, ordered, target, rtol, steps):
                 low, i = g[p], p
         gain, j, move = 0.0, -1, 0.0
         if i >= 0:
-            room, bend_i = 1.0 - x[i], A[i, i]
+            slack, bend_i = 1.0 - x[i], A[i, i]
             for p in range(m):
                 rise = g[p] - low
                 if rise > 0.0 and x[p] > 0.0:
                     bend = bend_i + A[p, p] - 2.0 * A[i, p]
-                    length = min(room, x[p])
+                    length = min(slack, x[p])
                     if rise < 2.0 * bend * length:
                         length = rise / (2.0 * bend)
                     better = (rise - bend * length) * length
@@ -104,7 +104,7 @@ def minimise(A, c, k, x, g, ordered, target, rtol, steps):
     return best, last, value
 
 
-@part
+@inlined
 def restricted(A, c, k, v, inside, B, b, y, x):
     """Build the relaxation with x_v fixed: fill B, b and the start y (m - 1); return its k and constant."""
     m = A.shape[0]

@@ -10,7 +10,7 @@ K = 4
 
 
 def cpu() -> bool:
-    """The bound must be below the least f of all subsets and equal to the value at its own x."""
+    """Check that the bound is below the least f of all subsets and equal to the value at its own x."""
     from .cpu import minimise, repair
 
     W = small_instance()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import b1, f8, i1, i8, types
 
-from ..._shared.jit import SMALL, jit, part
+from ..._shared.jit import SMALL, inlined, jit
 from ..._shared.whole import copy
 from ..relaxation.cpu import minimise, repair
 
@@ -21,7 +21,7 @@ FREE, IN, OUT = 0, 1, 2
 RTOL, STEPS_PER_VERTEX = 1e-6, 60
 
 
-@part
+@inlined
 def fix(v, inside, W, F, H, status, C, E, const):
     """Fix vertex v in one node. const: true constant, constant of the pair terms, how many are still to choose."""
     m = W.shape[0]
@@ -39,7 +39,7 @@ def fix(v, inside, W, F, H, status, C, E, const):
     const[1] += 2.0 * freed
 
 
-@part
+@inlined
 def leaf(W, status, C, const, chosen):
     """Complete a leaf optimally and fill `chosen`; return its value, or inf if the node is not a leaf.
 
@@ -146,20 +146,20 @@ def search(W, A, F, H, status, X, C, E, consts, bounds, top, best, best_x, slack
             repair(x[:free], float(rest))
             base = const[0] + const[1]
             target = best - slack - base
-            found, last, _ = minimise(
+            dual, last, _ = minimise(
                 B, c[:free], rest, x[:free], g[:free], ordered[:free], target, RTOL, STEPS_PER_VERTEX * free
             )
-            bounds[top] = max(bounds[top], found + base)
+            bounds[top] = max(bounds[top], dual + base)
             for r in range(free):
                 X[top, index[r]] = x[r]
-            if found >= target:
+            if dual >= target:
                 break
-            room = target - last
+            margin = target - last
             below, above = ordered[rest - 1], ordered[rest]
             fixed = 0
             for r in range(free):
-                out = g[r] >= above and g[r] - below >= room
-                if out or (g[r] <= below and above - g[r] >= room):
+                out = g[r] >= above and g[r] - below >= margin
+                if out or (g[r] <= below and above - g[r] >= margin):
                     fix(index[r], not out, W, F, H, s, C_, E_, const)
                     fixed += 1
             if fixed > 0:

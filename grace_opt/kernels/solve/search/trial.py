@@ -10,7 +10,7 @@ K = 4
 
 
 def cpu() -> bool:
-    """It must find the least f of all subsets, and a choice with that f."""
+    """Check that it finds the least f of all subsets, and a choice with that f."""
     from .cpu import search
 
     W = small_instance()

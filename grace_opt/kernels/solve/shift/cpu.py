@@ -17,6 +17,8 @@ from ..._shared.jit import jit
 def ascend(B, a, w, mu, first, last):
     """Sweep over a from `first` to `last`, in place, and update B, the inverse of the shifted matrix.
 
+    B : (n, n) float64; a, w : (n,) float64; mu : float64; first, last : int64
+
     Returns the largest relative change of an entry; -1 if it had to stop.
     """
     n = B.shape[0]

@@ -8,7 +8,7 @@ from ..._shared.cases import small_instance
 
 
 def cpu() -> bool:
-    """After a sweep it must still be the inverse of the shifted matrix."""
+    """Check that after a sweep it still is the inverse of the shifted matrix."""
     from .cpu import ascend
 
     W = small_instance()

@@ -79,19 +79,19 @@ def _slices(graph: Graph, count: int) -> list[tuple[int, int]]:
 
 def _complete(order: npt.NDArray[np.int64], first: int, heap: Heap) -> None:
     """Fill the rest of an order with the vertices of the least keys."""
-    keys, items = heap.keys[: int(heap.held[0])], heap.items[: int(heap.held[0])]
-    places = least(keys, items, len(order) - first)
-    places = places[np.lexsort((items[places], keys[places]))]
-    order[first:] = items[places]
+    keys, vertices = heap.keys[: int(heap.held[0])], heap.vertices[: int(heap.held[0])]
+    places = least(keys, vertices, len(order) - first)
+    places = places[np.lexsort((vertices[places], keys[places]))]
+    order[first:] = vertices[places]
 
 
-def least(keys: npt.NDArray[np.float64], items: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
-    """Return the places of the least keys, of equals those of the lowest items; in any order, O(n)."""
+def least(keys: npt.NDArray[np.float64], vertices: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
+    """Return the places of the least keys, of equals those of the lowest vertices; in any order, O(n)."""
     if count == 0:
         return np.empty(0, np.int64)
     last = np.partition(keys, count - 1)[count - 1]
     below, equal = np.flatnonzero(keys < last), np.flatnonzero(keys == last)
-    return np.concatenate([below, equal[np.argsort(items[equal])][: count - len(below)]])
+    return np.concatenate([below, equal[np.argsort(vertices[equal])][: count - len(below)]])
 
 
 def path_of(graph: Graph, order: Tensor) -> Tensor:
@@ -101,6 +101,6 @@ def path_of(graph: Graph, order: Tensor) -> Tensor:
     """
     from .cpu import greedy
 
-    found = np.full(len(graph.nodes) + 1, np.inf)
-    greedy.path(graph, order[0].numpy(), found[: order.shape[-1] + 1])
-    return torch.from_numpy(found)[None]
+    values = np.full(len(graph.nodes) + 1, np.inf)
+    greedy.path(graph, order[0].numpy(), values[: order.shape[-1] + 1])
+    return torch.from_numpy(values)[None]

@@ -33,10 +33,10 @@ class TabuSearch:
         random: npt.NDArray[np.uint64],
     ) -> None:
         from .cpu import tabu
+        from .cpu.best_set import new_best_set
         from .cpu.crossing import new_crossing
         from .cpu.exchange import largest
         from .cpu.heap import new_heap
-        from .cpu.kept import new_kept
         from .cpu.sums import least_weight
 
         n, x = len(start), start.copy()
@@ -48,8 +48,8 @@ class TabuSearch:
         size = tabu.start(graph, x, cost, *moving, values, random)
         values[1:] = values[0]
         self.graph, self.values = graph, values
-        self.best, self.sure = new_kept(x), x.copy()
-        sets = self.best, self.sure, new_kept(x)
+        self.best, self.sure = new_best_set(x), x.copy()
+        sets = self.best, self.sure, new_best_set(x)
         elites = np.zeros((ELITE_SETS, n), bool), np.zeros(ELITE_SETS), np.zeros(4, np.int64)
         self._before = graph, top, most, grain, int(start.sum()), x, cost, until, *moving, *sets, values
         self._sizes = np.array([size])
@@ -64,12 +64,12 @@ class TabuSearch:
 
     @property
     def value(self) -> float:
-        """f of the best set so far, which rounding may have changed a little."""
+        """The best set's f so far, which rounding may have changed a little."""
         return float(self.values[1])
 
     def settle(self) -> npt.NDArray[np.bool_]:
         """Return the best set so far, after its f was summed exactly: never worse than the start."""
-        from .cpu.kept import settle
+        from .cpu.best_set import settle
 
         settle(self.graph, self.best, self.sure, self.values)
         return self.sure

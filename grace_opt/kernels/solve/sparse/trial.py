@@ -17,7 +17,7 @@ K, ITERATIONS = 4, 500
 
 
 def cpu() -> bool:
-    """Greedy must choose as the dense reference does, local search find a local optimum, tabu search the optimum."""
+    """Check that greedy chooses as the reference, local search finds a local optimum, and tabu search the optimum."""
     W = small_instance()
     n = len(W)
     edges, start = csr_array(W), np.arange(n) < K

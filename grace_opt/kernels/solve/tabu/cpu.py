@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import b1, f8, i8, types, u8, uint64, void
 
-from ..._shared.jit import SMALL, jit, part
+from ..._shared.jit import SMALL, inlined, jit
 from ..._shared.limits import FEW_EXCHANGED
 from ..._shared.whole import copy, equal
 
@@ -21,7 +21,7 @@ CLOCK, RESTARTS, STALE, ELITES = 0, 1, 2, 3
 SLACK, DWARFS = 64 * 2.0**-52, 2.0**36
 
 
-@part
+@inlined
 def draw(rng, bound):
     """Draw a whole number below `bound` by xorshift64*; the state is rng[0]."""
     x = rng[0]
@@ -91,18 +91,18 @@ def scales(W, heavy):
     return smallest if smallest > 0.0 else np.inf
 
 
-@part
+@inlined
 def forgotten(row, g, grain):
     """Return whether a leaving weight is so large that a remaining sum is mere rounding error."""
-    found = False
+    result = False
     for v in range(len(g)):
-        found |= abs(row[v]) > DWARFS * max(abs(g[v]), grain)
-    return found
+        result |= abs(row[v]) > DWARFS * max(abs(g[v]), grain)
+    return result
 
 
-@part(fastmath={"nnan", "nsz", "reassoc"})
+@inlined(fastmath={"nnan", "nsz", "reassoc"})
 def least_entry(price, row):
-    """min over j of ``price[j] - 2 row[j]``; the flags let the compiler take the minimum in parts."""
+    """Return the least ``price[j] - 2 row[j]``; the flags let the compiler take the minimum in parts."""
     low = np.inf
     for j in range(price.shape[0]):
         value = price[j] - 2.0 * row[j]
@@ -111,7 +111,7 @@ def least_entry(price, row):
     return low
 
 
-@part
+@inlined
 def best_exchange(W, weight, top, x, g, prices, until, now, wish, rng):
     """Return the best exchange of vertices not tabu, or one that changes f by less than `wish`; ties at random.
 
@@ -119,7 +119,7 @@ def best_exchange(W, weight, top, x, g, prices, until, now, wish, rng):
     entering, of entering where not tabu, and each row's best. Returns (change, i, j), i = -1: none.
     """
     n = W.shape[0]
-    leave, enter, allowed, found = prices[0], prices[1], prices[2], prices[3]
+    leave, enter, allowed, row_best = prices[0], prices[1], prices[2], prices[3]
     low, low_allowed, first = np.inf, np.inf, -1
     for v in range(n):
         if x[v]:
@@ -137,22 +137,22 @@ def best_exchange(W, weight, top, x, g, prices, until, now, wish, rng):
     if first >= 0:  # an early good exchange rules out more
         best = leave[first] + least_entry(allowed, W[first])
     for i in range(n):
-        found[i] = np.inf
+        row_best[i] = np.inf
         if not x[i]:
             continue
         floor = leave[i] - 2.0 * top[i]
         if until[i] <= now and floor + low_allowed <= best:
-            found[i] = leave[i] + least_entry(allowed, W[i])
+            row_best[i] = leave[i] + least_entry(allowed, W[i])
         if floor + low < wish and floor + low <= best:
             anyway = leave[i] + least_entry(enter, W[i])
             if anyway < wish:
-                found[i] = min(found[i], anyway)
-        best = min(best, found[i])
+                row_best[i] = min(row_best[i], anyway)
+        best = min(best, row_best[i])
     bi, bj, ties = -1, -1, 0
     if best == np.inf:
         return best, bi, bj
     for i in range(n):
-        if found[i] != best:
+        if row_best[i] != best:
             continue
         tabu_too = best < wish
         for j in range(n):
@@ -233,7 +233,7 @@ def run(
     note_best(W, x, g, best_x, values)
 
 
-@part
+@inlined
 def note_best(W, x, g, best_x, values):
     """Keep x as the best set if its recomputed f is best; called when f stops falling, not at every step."""
     if values[0] < values[1] - SLACK * values[3]:
@@ -243,7 +243,7 @@ def note_best(W, x, g, best_x, values):
             copy(best_x, x)
 
 
-@part
+@inlined
 def keep_elite(x, value, elites, elite_values, state):
     """Add x to the elites unless it is already there or worse than all of them."""
     held, worst = state[ELITES], 0
@@ -261,7 +261,7 @@ def keep_elite(x, value, elites, elite_values, state):
     elite_values[worst] = value
 
 
-@part
+@inlined
 def restart(k, x, best_x, elites, state, rng):
     """Put a new set in x: alternately two combined elites, or the perturbed best set."""
     n, held = len(x), state[ELITES]

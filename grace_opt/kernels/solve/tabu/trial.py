@@ -10,7 +10,7 @@ K, ITERATIONS = 4, 500
 
 
 def cpu() -> bool:
-    """It must find the least f of all subsets, and a choice with that f."""
+    """Check that it finds the least f of all subsets, and a choice with that f."""
     from . import cpu as compiled
 
     W = small_instance()

@@ -51,29 +51,29 @@ def _spread(builder, value):
 
 
 def _truths(builder, address, step, width):
-    """Whether each bit is set, plane by plane."""
-    found = []
+    """Return whether each bit is set, plane by plane."""
+    truths = []
     for _ in range(width):
         bits = builder.load(builder.inttoptr(address, _BITS.as_pointer()), align=1)
-        found.append(builder.bitcast(bits, _TRUTHS))
+        truths.append(builder.bitcast(bits, _TRUTHS))
         address = builder.add(address, step)
-    return found
+    return truths
 
 
 def _summed(builder, truths, table):
     base = number_at(builder, table, 0)
-    found = base
+    sums = base
     for place, truth in enumerate(truths):
         more = builder.fsub(number_at(builder, table, 1 << place), base)
-        found = builder.select(truth, builder.fadd(found, more), found)
-    return found
+        sums = builder.select(truth, builder.fadd(sums, more), sums)
+    return sums
 
 
 def _codes(builder, truths):
-    found = ir.Constant(_WHOLES, [0] * WIDEST)
+    codes = ir.Constant(_WHOLES, [0] * WIDEST)
     for place, truth in enumerate(truths):
-        found = builder.select(truth, builder.or_(found, ir.Constant(_WHOLES, [1 << place] * WIDEST)), found)
-    return found
+        codes = builder.select(truth, builder.or_(codes, ir.Constant(_WHOLES, [1 << place] * WIDEST)), codes)
+    return codes
 
 
 def vector_at(builder, table, number=0):
@@ -114,11 +114,11 @@ def _gathered(builder, addresses):
     return planes
 
 
-def ordered(builder, found, order):
+def ordered(builder, vector, order):
     """Bytes of a vector in another order, by one instruction: LLVM, if it knew the order, would join it with what comes
     before and after, to many that take longer."""
     order = builder.asm(ir.FunctionType(_BYTES, [_BYTES]), "", "=v,0", [ir.Constant(_BYTES, order)], False)
-    return call(builder, "llvm.x86.avx512.permvar.qi.512", _BYTES, found, order)
+    return call(builder, "llvm.x86.avx512.permvar.qi.512", _BYTES, vector, order)
 
 
 def transposed(builder, planes):
@@ -149,14 +149,14 @@ def _spaced(builder, codes, number, width, table):
 
 
 def _looked_up(builder, truths, codes, table):
-    found = ir.Constant(_VECTOR, ir.Undefined)
+    vector = ir.Constant(_VECTOR, ir.Undefined)
     for lane in range(WIDEST):
         place = ir.Constant(_WHOLE, lane)
         code = builder.zext(builder.extract_element(codes, place), table.type)
         start = builder.add(table, builder.mul(code, ir.Constant(table.type, _FLOAT_BYTES)))
         number = builder.load(builder.inttoptr(start, _NUMBER.as_pointer()), align=4)
-        found = builder.insert_element(found, number, place)
-    return found
+        vector = builder.insert_element(vector, number, place)
+    return vector
 
 
 def reading(width, sums=_SUMS, transposing=TRANSPOSING):

@@ -1,6 +1,6 @@
 """Codes of a trellis as they are read: one bit longer, so that the loops over bit planes need not know of a trellis.
 
-Of each channel, the lowest plane becomes two, and the others are copied, into room that stays in the processor's
+Of each channel, the lowest plane becomes two, and the others are copied, into a workspace that stays in the processor's
 caches.
 
 When: units whose codes are those of a trellis, where octets are not made of planes, which do this on the way
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import load_byte
 from ...._shared.memory import array_at, start_of
 from .channels import ALL, LAST, READ_BITS, safe_part
 from .products import BLOCK, BLOCK_STEP
 
 
-@part
+@inlined
 def lengthen(own, before, low, high):
     """Write the two planes that a plane is read as; `before` is its byte before the first, or 0."""
     count, last = own.shape[0], np.uint8(before)
@@ -31,37 +31,37 @@ def lengthen(own, before, low, high):
         high[i] = here ^ (np.uint8(here << 2) | np.uint8(last >> 6)) ^ (np.uint8(here << 3) | np.uint8(last >> 5))
 
 
-@part
-def read_longer(places, starts, offset, stride, count, room):
+@inlined
+def read_longer(places, starts, offset, stride, count, workspace):
     """Write the planes of `count` tokens, from a byte of each plane on, as they are read; change the channels' places.
 
     Returns the bytes of a plane that is written.
     """
     size, step = (count + 7) // 8, (count + BLOCK - 1) // BLOCK * BLOCK_STEP
-    to = start_of(room)
+    to = start_of(workspace)
     for slot in range(1, ALL):
         for i in range(starts[slot], starts[slot + 1]):
-            at, planes = places[i] + offset, READ_BITS[slot]
+            source, planes = places[i] + offset, READ_BITS[slot]
             places[i] = to
             if slot != LAST + 1:
-                before = np.int64(load_byte(at - 1)) if offset > 0 else offset * 0
-                own = array_at(at, (size,), np.uint8)
+                before = np.int64(load_byte(source - 1)) if offset > 0 else offset * 0
+                own = array_at(source, (size,), np.uint8)
                 lengthen(own, before, array_at(to, (size,), np.uint8), array_at(to + step, (size,), np.uint8))
-                to, at, planes = to + 2 * step, at + stride, planes - 2
+                to, source, planes = to + 2 * step, source + stride, planes - 2
             for _ in range(planes):
-                own, other = array_at(at, (size,), np.uint8), array_at(to, (size,), np.uint8)
+                own, other = array_at(source, (size,), np.uint8), array_at(to, (size,), np.uint8)
                 for byte in range(size):
                     other[byte] = own[byte]
-                to, at = to + step, at + stride
+                to, source = to + step, source + stride
     return step
 
 
-@part
+@inlined
 def read_from(places, starts, offset, stride, count, beyond, longer):
-    """Where `count` tokens are read in blocks: the byte of each plane, the bytes of a plane, and how many of them.
+    """Return where `count` tokens are read in blocks: the byte of each plane, a plane's bytes, and how many tokens.
 
-    `beyond` has the address behind the unit's last plane, and the one behind what may be read; `longer` is room for
-    planes of a trellis, None or of no bytes if there is none.
+    `beyond` has the address behind the unit's last plane, and the one behind what may be read; `longer` is a workspace
+    for planes of a trellis, None or of no bytes if there is none.
     """
     if longer is not None and longer.shape[0] > 0:
         step = read_longer(places, starts, offset, stride, count, longer)

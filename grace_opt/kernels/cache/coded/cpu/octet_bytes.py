@@ -20,7 +20,7 @@ from .levels import VECTORS, call, ordered, transposed
 
 #: Planes of an octet, and those of each channel where two share one; bytes of an address.
 PLANES, HALF, PLACE = 8, 4, 8
-#: Bytes of a plane that octets are made of at once, and of the tokens that lie side by side then: a whole vector.
+#: Bytes of a plane that octets are made of at once, and of the tokens that are side by side then: a whole vector.
 LINE = 4 * WIDEST
 #: Numbers of what is said of an octet: addresses of its planes, then, as `TABLES`, of what its lowest bits stand for,
 #: and the four above these; as `LONGER`, a bit for each two planes that are made of one, a trellis' lowest one, whose
@@ -52,7 +52,7 @@ def _spread(builder, value, kind):
 
 def _gathered_in_pairs(builder, planes):
     """Eight vectors' eighths, those of one place in each, for registers of which a shuffle takes any lane of two."""
-    found = [ir.Constant(_EIGHTHS, ir.Undefined)] * PLANES
+    gathered = [ir.Constant(_EIGHTHS, ir.Undefined)] * PLANES
     for odd in range(2):
         lanes = [lane + odd + side * PLANES for lane in range(0, PLANES, 2) for side in range(2)]
         pairs = [_shuffled(builder, planes[i], planes[i + 1], lanes) for i in range(0, PLANES, 2)]
@@ -63,8 +63,8 @@ def _gathered_in_pairs(builder, planes):
                 halves[number].append(_shuffled(builder, a, b, lanes))
         for number, (a, b) in enumerate(halves):
             for quarter, lanes in enumerate(([0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15])):
-                found[4 * number + 2 * quarter + odd] = _shuffled(builder, a, b, lanes)
-    return found
+                gathered[4 * number + 2 * quarter + odd] = _shuffled(builder, a, b, lanes)
+    return gathered
 
 
 def _gathered_in_halves(builder, planes):
@@ -91,11 +91,11 @@ def _exchanged(builder, planes):
     planes, distance = list(planes), PLANES // 2
     while distance:
         # Bits whose place lacks that of the distance.
-        kept = sum(1 << bit for bit in range(8) if not bit & distance) * 0x0101010101010101
-        kept, shift = (ir.Constant(_LONGS, [number] * _LONGS.count) for number in (kept, distance))
+        mask = sum(1 << bit for bit in range(8) if not bit & distance) * 0x0101010101010101
+        mask, shift = (ir.Constant(_LONGS, [number] * _LONGS.count) for number in (mask, distance))
         for low in (plane for plane in range(PLANES) if not plane & distance):
             high = low + distance
-            change = builder.and_(builder.xor(builder.lshr(planes[low], shift), planes[high]), kept)
+            change = builder.and_(builder.xor(builder.lshr(planes[low], shift), planes[high]), mask)
             planes[high] = builder.xor(planes[high], change)
             planes[low] = builder.xor(planes[low], builder.shl(change, shift))
         distance //= 2
@@ -107,15 +107,15 @@ def _lines(builder, planes):
     side."""
     if TRANSPOSING:
         order = [WIDEST * vector + lane for lane in range(WIDEST) for vector in range(VECTORS)]
-        return [ordered(builder, transposed(builder, found), order) for found in _eighths(builder, planes)]
+        return [ordered(builder, transposed(builder, lines), order) for lines in _eighths(builder, planes)]
     planes = _exchanged(builder, planes)
     if WIDEST == 8:
         return _eighths(builder, planes)
     # Of each eight bytes, every other one belongs to the tokens of another vector.
     inside = [eight + byte for eight in range(0, LINE, 8) for byte in (0, 2, 4, 6, 1, 3, 5, 7)]
     planes = [_shuffled(builder, each, each, inside) for each in (builder.bitcast(p, _BYTES) for p in planes)]
-    found = [builder.bitcast(each, ir.VectorType(_SHORT, WIDEST)) for each in _eighths(builder, planes)]
-    return [_shuffled(builder, each, each, [*range(0, WIDEST, 2), *range(1, WIDEST, 2)]) for each in found]
+    lines = [builder.bitcast(each, ir.VectorType(_SHORT, WIDEST)) for each in _eighths(builder, planes)]
+    return [_shuffled(builder, each, each, [*range(0, WIDEST, 2), *range(1, WIDEST, 2)]) for each in lines]
 
 
 def _shifted(builder, own, before):
@@ -126,40 +126,40 @@ def _shifted(builder, own, before):
     ]
 
 
-def _some_of_line(builder, address, some):
-    """Those bytes of a line at an address that are in `some`; no others are read."""
+def _some_of_line(builder, address, mask):
+    """Those bytes of a line at an address that are in `mask`; no others are read."""
     one, zeros = ir.Constant(_SHORT, 1), ir.Constant(_BYTES, [0] * LINE)
     pointer = builder.inttoptr(address, _BYTES.as_pointer())
-    return builder.bitcast(call(builder, f"llvm.masked.load.v{LINE}i8.p0", _BYTES, pointer, one, some, zeros), _LONGS)
+    return builder.bitcast(call(builder, f"llvm.masked.load.v{LINE}i8.p0", _BYTES, pointer, one, mask, zeros), _LONGS)
 
 
-def _reading_some(builder, at, size):
-    """What reads `size` bytes of a plane, and what reads those eight bytes before them; `at` as for `make_octet`."""
+def _reading_some(builder, offset, size):
+    """Return what reads `size` bytes of a plane, and those eight bytes before; `offset` as for `make_octet`."""
     bits = builder.lshr(ir.Constant(_INT, -1), builder.sub(ir.Constant(_INT, LINE), size))
     # From eight bytes before on, but nothing is before the first token.
     later = builder.shl(bits, ir.Constant(_INT, PLACE))
     earlier = builder.or_(later, ir.Constant(_INT, (1 << PLACE) - 1))
-    earlier = builder.select(builder.icmp_signed("==", at, ir.Constant(_INT, 0)), later, earlier)
-    some, known = (builder.bitcast(each, ir.VectorType(ir.IntType(1), LINE)) for each in (bits, earlier))
+    earlier = builder.select(builder.icmp_signed("==", offset, ir.Constant(_INT, 0)), later, earlier)
+    inside, known = (builder.bitcast(each, ir.VectorType(ir.IntType(1), LINE)) for each in (bits, earlier))
 
     def before(place, own):
         return _some_of_line(builder, builder.sub(place, ir.Constant(_INT, PLACE)), known)
 
-    return lambda place: _some_of_line(builder, place, some), before
+    return lambda place: _some_of_line(builder, place, inside), before
 
 
-def _reading_all(builder, at):
+def _reading_all(builder, offset):
     """The same for whole lines, of processors that cannot read some bytes of a vector."""
-    first = builder.icmp_signed("==", at, ir.Constant(_INT, 0))
+    first = builder.icmp_signed("==", offset, ir.Constant(_INT, 0))
     back = builder.select(first, ir.Constant(_INT, 0), ir.Constant(_INT, 1))
-    kept = builder.select(first, ir.Constant(ir.IntType(8), 0), ir.Constant(ir.IntType(8), 255))
+    mask = builder.select(first, ir.Constant(ir.IntType(8), 0), ir.Constant(ir.IntType(8), 255))
 
     def load(place):
         return builder.load(builder.inttoptr(place, _LONGS.as_pointer()), align=1)
 
     def before(place, own):
-        last = builder.load(builder.inttoptr(builder.sub(place, back), kept.type.as_pointer()), align=1)
-        last = builder.shl(builder.zext(builder.and_(last, kept), _INT), ir.Constant(_INT, 56))
+        last = builder.load(builder.inttoptr(builder.sub(place, back), mask.type.as_pointer()), align=1)
+        last = builder.shl(builder.zext(builder.and_(last, mask), _INT), ir.Constant(_INT, 56))
         last = builder.insert_element(ir.Constant(_LONGS, ir.Undefined), last, ir.Constant(_SHORT, 0))
         return _shuffled(builder, own, last, [_LONGS.count, *range(_LONGS.count - 1)])
 
@@ -179,23 +179,23 @@ def put_planes(typing_context, to, place, step, width, longer):
         planes, none = ir.Constant(four, list(range(HALF))), ir.Constant(four, [0] * HALF)
         planes = builder.sub(builder.select(builder.icmp_signed("<", planes, last), planes, last), longer)
         planes = builder.select(builder.icmp_signed(">", planes, none), planes, none)
-        found = builder.add(place, builder.mul(planes, step))
-        builder.store(found, builder.inttoptr(to, four.as_pointer()), align=PLACE)
+        addresses = builder.add(place, builder.mul(planes, step))
+        builder.store(addresses, builder.inttoptr(to, four.as_pointer()), align=PLACE)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp, types.intp, types.intp, types.intp), generate
 
 
 @intrinsic
-def make_octet(typing_context, octet, at, size, to, step):
-    """Write an octet's bytes of up to eight lines of tokens, whose bits are `size` bytes from a place `at` of each
+def make_octet(typing_context, octet, offset, size, to, step):
+    """Write an octet's bytes of up to eight lines of tokens, whose bits are `size` bytes from a place `offset` of each
     plane on; `step` bytes from a line to the next one."""
 
     def generate(context, builder, signature, arguments):
-        octet, at, size, to, step = arguments
+        octet, offset, size, to, step = arguments
         zero = ir.Constant(_INT, 0)
-        read, read_before = _reading_some(builder, at, size) if WIDEST == 16 else _reading_all(builder, at)
-        places = [builder.add(place_at(builder, octet, number), at) for number in range(PLANES)]
+        read, read_before = _reading_some(builder, offset, size) if WIDEST == 16 else _reading_all(builder, offset)
+        places = [builder.add(place_at(builder, octet, number), offset) for number in range(PLANES)]
         planes = [read(place) for place in places]
         longer = place_at(builder, octet, LONGER)
         for pair in range(PLANES // 2):
@@ -205,37 +205,39 @@ def make_octet(typing_context, octet, at, size, to, step):
                 own = planes[low]
                 shifted = _shifted(builder, own, read_before(places[low], own))
                 made, block = (shifted[0], builder.xor(own, builder.xor(shifted[1], shifted[2]))), builder.block
-            for number, found in enumerate(made):
+            for number, line in enumerate(made):
                 either = builder.phi(_LONGS)
                 either.add_incoming(planes[low + number], plain)
-                either.add_incoming(found, block)
+                either.add_incoming(line, block)
                 planes[low + number] = either
 
-        def write(found, to):
-            found = builder.bitcast(found, _BYTES)
-            builder.store(found, builder.inttoptr(to, _BYTES.as_pointer()), align=1)
+        def write(line, to):
+            line = builder.bitcast(line, _BYTES)
+            builder.store(line, builder.inttoptr(to, _BYTES.as_pointer()), align=1)
             return builder.add(to, step)
 
         first, *others = _lines(builder, planes)
         to = write(first, to)
         with builder.if_then(builder.icmp_signed(">", size, ir.Constant(_INT, LINE // PLANES))):
-            for found in others:
-                to = write(found, to)
+            for line in others:
+                to = write(line, to)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp, types.intp, types.intp, types.intp), generate
 
 
 @intrinsic
-def leaves_page(typing_context, octet, at):
-    """Whether a line of any plane, from a place on, ends in another page of memory than it begins in."""
+def leaves_page(typing_context, octet, offset):
+    """Return whether a line of any plane, from a place on, ends in another page of memory than it begins in."""
 
     def generate(context, builder, signature, arguments):
-        octet, at = arguments
+        octet, offset = arguments
         every = ir.VectorType(_INT, PLANES)
         places = builder.load(builder.inttoptr(octet, every.as_pointer()), align=PLACE)
-        inside = builder.and_(builder.add(places, _spread(builder, at, every)), ir.Constant(every, [PAGE - 1] * PLANES))
-        found = builder.icmp_signed(">", inside, ir.Constant(every, [PAGE - LINE] * PLANES))
-        return builder.icmp_unsigned("!=", builder.bitcast(found, _BITS), ir.Constant(_BITS, 0))
+        inside = builder.and_(
+            builder.add(places, _spread(builder, offset, every)), ir.Constant(every, [PAGE - 1] * PLANES)
+        )
+        leaving = builder.icmp_signed(">", inside, ir.Constant(every, [PAGE - LINE] * PLANES))
+        return builder.icmp_unsigned("!=", builder.bitcast(leaving, _BITS), ir.Constant(_BITS, 0))
 
     return types.boolean(types.intp, types.intp), generate

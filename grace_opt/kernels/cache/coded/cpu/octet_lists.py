@@ -1,4 +1,4 @@
-"""Which planes are read together: octets of a unit's keys, or values, in the order in which they are read.
+"""The planes that are read together: octets of a unit's keys, or values, in the order in which they are read.
 
 First, for keys and registers of sixteen numbers, planes of channels of one and two bits, whose numbers are sums over
 their bits: a plane is a weight, added or taken away. Registers of eight have two channels of up to three bits in their
@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import WIDEST, load_byte, load_one, load_place, store_one
 from ...._shared.memory import empty, start_of
 from ...decode.cpu import ZERO
 from ..forms import ROWS
 from .channels import ALL, CACHE_LINE, READ_BITS
 from .octet_bytes import ENTRY, HALF, LINE, LONGER, PLACE, PLANES, TABLES, leaves_page, make_octet, put_planes
-from .octets import BYTES, FEW, SIXTEEN, WHOLE, ask_for_line, store_sums_of_signs, store_tables
+from .octets import BYTES, FEW, SIXTEEN, WHOLE, prefetch_line, store_sums_of_signs, store_tables
 
 #: Whether planes are weights that are added up; kinds of octets.
 WEIGHTS, KINDS = WIDEST == SIXTEEN, 6
@@ -36,12 +36,12 @@ OF_WEIGHTS, OF_TWO, OF_ONE = 0b1111, 0b0101, 0b0001
 EIGHT_BITS = READ_BITS.index(8)
 
 
-@part
+@inlined
 def make_octets(width):
-    """Room for the octets of as many channels: what is said of each; vectors of its queries or totals, `ROWS` for each
-    half; where the octets of each kind end; weights of planes; tables of four bits; the octets' bytes; the address
-    of what is asked for next, and the one behind what is read of its plane; a copy of planes, each with a byte before
-    it, and what is said of them."""
+    """Return the workspace for the octets of as many channels: what is said of each; vectors of its queries or totals,
+    `ROWS` for each half; where the octets of each kind end; weights of planes; tables of four bits; the octets' bytes;
+    the address of what is prefetched next, and the one behind what is read of its plane; a copy of planes, each with a
+    byte before it, and what is said of them."""
     count = width + 2
     return (
         empty((count, ENTRY), np.int64),
@@ -56,8 +56,8 @@ def make_octets(width):
     )
 
 
-@part
-def make_some(octets, first, last, at, size):
+@inlined
+def make_some(octets, first, last, offset, size):
     """Write the bytes of the octets from `first` on, those of the same line of tokens side by side.
 
     They are made of `size` bytes from a place of each plane on. Returns where they begin, and how many bytes it is from
@@ -65,49 +65,49 @@ def make_some(octets, first, last, at, size):
     """
     entries, to, step = octets[0], start_of(octets[5]), (last - first) * LINE
     for i in range(first, last):
-        octet, place = start_of(entries[i]), at
-        if WIDEST < SIXTEEN and size < LINE and leaves_page(octet, at):
-            copied, place = octets[8], at * 0 + 1
-            copy_planes(octet, at, size, octets[7], copied)
+        octet, place = start_of(entries[i]), offset
+        if WIDEST < SIXTEEN and size < LINE and leaves_page(octet, offset):
+            copied, place = octets[8], offset * 0 + 1
+            copy_planes(octet, offset, size, octets[7], copied)
             octet = start_of(copied)
         make_octet(octet, place, size, to + (i - first) * LINE, step)
     return to, step
 
 
-@part
-def copy_planes(octet, at, size, copies, copied):
+@inlined
+def copy_planes(octet, offset, size, copies, copied):
     """Copy `size` bytes of each plane, and the one before them, or 0; write what is said of the copies."""
     for place in range(PLANES, ENTRY):
         copied[place] = load_place(octet + place * PLACE)
     for plane in range(PLANES):
-        given = load_place(octet + plane * PLACE) + at
-        copies[plane, 0] = load_byte(given - 1) if at > 0 else np.uint8(at)
+        source = load_place(octet + plane * PLACE) + offset
+        copies[plane, 0] = load_byte(source - 1) if offset > 0 else np.uint8(offset)
         for byte in range(size):
-            copies[plane, 1 + byte] = load_byte(given + byte)
+            copies[plane, 1 + byte] = load_byte(source + byte)
         copied[plane] = start_of(copies[plane])
 
 
-@part
-def begin_to_ask(octets, coming):
-    """Ask for nothing yet of what is read afterwards: its address, the bytes, a plane's bytes."""
-    octets[6][0], octets[6][1] = coming[0], coming[0] + coming[1]
+@inlined
+def begin_to_prefetch(octets, upcoming):
+    """Note what is read afterwards, and is prefetched from now on: its address, the bytes read, a plane's bytes."""
+    octets[6][0], octets[6][1] = upcoming[0], upcoming[0] + upcoming[1]
 
 
-@part
-def ask(octets, coming, count):
-    """Ask for some lines of what is read afterwards, plane by plane; a processor can wait for about a dozen."""
-    asked = octets[6]
-    place, end = asked[0], asked[1]
-    if coming[1] > 0:
+@inlined
+def prefetch(octets, upcoming, count):
+    """Prefetch some lines of what is read afterwards, plane by plane; a processor can wait for about a dozen."""
+    prefetched = octets[6]
+    place, end = prefetched[0], prefetched[1]
+    if upcoming[1] > 0:
         for _ in range(count):
-            ask_for_line(place)
+            prefetch_line(place)
             place += CACHE_LINE
             if place >= end:
-                place, end = end - coming[1] + coming[2], end + coming[2]
-    asked[0], asked[1] = place, end
+                place, end = end - upcoming[1] + upcoming[2], end + upcoming[2]
+    prefetched[0], prefetched[1] = place, end
 
 
-@part
+@inlined
 def list_signs(places, starts, step, books, book_step, queries, query_step, rows, octets, trellis):
     """List the planes of channels of one and two bits; return how many octets they make."""
     entries, factors, _, weights, tables = octets[:5]
@@ -132,12 +132,12 @@ def list_signs(places, starts, step, books, book_step, queries, query_step, rows
         to = start_of(factors) + octet * 2 * rows * WHOLE
         for half in range(2):
             for row in range(rows):
-                given = start_of(weights[row]) + (octet * PLANES + half * HALF) * BYTES
-                store_sums_of_signs(given, to + (row + half * rows) * WHOLE)
+                source = start_of(weights[row]) + (octet * PLANES + half * HALF) * BYTES
+                store_sums_of_signs(source, to + (row + half * rows) * WHOLE)
     return count
 
 
-@part
+@inlined
 def list_pairs(places, starts, step, first, last, octets, count, trellis):
     """List channels of some widths, two in an octet, behind `count` octets; return how many there are then."""
     entries, tables = octets[0], octets[4]
@@ -156,17 +156,17 @@ def list_pairs(places, starts, step, first, last, octets, count, trellis):
     return count
 
 
-@part
+@inlined
 def list_channels(places, starts, step, books, book_step, first, count, octets, trellis):
     """List channels from the first one of a width on, behind `count` octets; write where each kind of them ends."""
     entries, ends = octets[0], octets[2]
-    given, last = (places, starts, step), first * 0 + LAST_OF_TWO
+    sources, last = (places, starts, step), first * 0 + LAST_OF_TWO
     if LAST_OF_FEW:
         few = first * 0 + LAST_OF_FEW
-        count = list_pairs(*given, first, few, octets, count, trellis)
+        count = list_pairs(*sources, first, few, octets, count, trellis)
         first = few + 1
     ends[0] = count
-    count = list_pairs(*given, first, last, octets, count, trellis)
+    count = list_pairs(*sources, first, last, octets, count, trellis)
     ends[1] = count
     for kind in range(2, KINDS):
         level = LAST_OF_TWO + kind - 1
@@ -180,7 +180,7 @@ def list_channels(places, starts, step, books, book_step, first, count, octets, 
         ends[kind] = count
 
 
-@part
+@inlined
 def put_queries(queries, query_step, rows, first, stop, to):
     """Write the queries of channels, two in an octet; return where the next ones belong."""
     for i in range(first, stop, 2):
@@ -191,7 +191,7 @@ def put_queries(queries, query_step, rows, first, stop, to):
     return to
 
 
-@part
+@inlined
 def list_keys(places, starts, step, books, book_step, queries, query_step, rows, octets, trellis):
     """List the octets of keys, and write the numbers that each of their bytes is multiplied with, or looked up in."""
     store_tables(books, book_step, start_of(octets[4]))
@@ -200,11 +200,11 @@ def list_keys(places, starts, step, books, book_step, queries, query_step, rows,
         signs = list_signs(places, starts, step, books, book_step, queries, query_step, rows, octets, trellis)
         first, to = first + 2, to + signs * 2 * rows * WHOLE
     list_channels(places, starts, step, books, book_step, first, signs, octets, trellis)
-    given = queries, query_step, rows
+    query_rows = queries, query_step, rows
     if LAST_OF_FEW:
-        to = put_queries(*given, starts[first], starts[LAST_OF_FEW + 1], to)
+        to = put_queries(*query_rows, starts[first], starts[LAST_OF_FEW + 1], to)
         first += LAST_OF_FEW
-    to = put_queries(*given, starts[first], starts[LAST_OF_TWO + 1], to)
+    to = put_queries(*query_rows, starts[first], starts[LAST_OF_TWO + 1], to)
     for i in range(starts[LAST_OF_TWO + 1], starts[ALL]):
         for row in range(rows):
             query = load_one(queries + row * query_step + i * BYTES)
@@ -212,7 +212,7 @@ def list_keys(places, starts, step, books, book_step, queries, query_step, rows,
         to += 2 * rows * BYTES
 
 
-@part
+@inlined
 def list_values(places, starts, step, books, book_step, octets, trellis):
     """List the octets of values."""
     store_tables(books, book_step, start_of(octets[4]))

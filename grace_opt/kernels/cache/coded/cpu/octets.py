@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ...._shared.lanes import WIDEST, multiply_add_vectors, prefetch
+from ...._shared.lanes import WIDEST, multiply_add_vectors, prefetch_instruction
 from ..forms import ROWS
 from .levels import EVEN, VECTORS, call, number_at, vector_at
 from .octet_bytes import HALF, PLANES, TABLES, place_at
@@ -31,11 +31,11 @@ def _behind(builder, address, count):
 
 
 @intrinsic
-def ask_for_line(typing_context, address):
+def prefetch_line(typing_context, address):
     """Have the processor fetch the line of an address, but not to the nearest cache; any address will do."""
 
     def generate(context, builder, signature, arguments):
-        prefetch(builder, arguments[0])
+        prefetch_instruction(builder, arguments[0])
         return context.get_dummy_value()
 
     return types.void(types.intp), generate
@@ -46,7 +46,7 @@ def _octet_at(builder, address):
 
 
 def _codes(builder, octet, first=0):
-    """Of each vector's tokens, the bits from the first on; what stands above them is of no account."""
+    """Return, for each vector's tokens, the bits from the first on; what stands above them is of no account."""
     shifts = [PLANES * vector + first for vector in range(VECTORS)]
     return [builder.lshr(octet, ir.Constant(_WHOLES, [shift] * WIDEST)) if shift else octet for shift in shifts]
 
@@ -57,11 +57,11 @@ def _looked_up(builder, table, code, width):
         return _of_eights(builder, table, code, width)
     if width <= HALF:
         return call(builder, "llvm.x86.avx512.permvar.sf.512", _VECTOR, vector_at(builder, table), code)
-    found = []
+    vectors = []
     for first in range(0, 2**width // WIDEST, 2):
         parts = vector_at(builder, table, first), vector_at(builder, table, first + 1)
-        found.append(call(builder, "llvm.x86.avx512.vpermi2var.ps.512", _VECTOR, parts[0], code, parts[1]))
-    return _chosen(builder, found, code, HALF + 1)
+        vectors.append(call(builder, "llvm.x86.avx512.vpermi2var.ps.512", _VECTOR, parts[0], code, parts[1]))
+    return _chosen(builder, vectors, code, HALF + 1)
 
 
 def _of_eights(builder, table, code, width):
@@ -71,27 +71,27 @@ def _of_eights(builder, table, code, width):
         width -= 1
         above = builder.shl(code, ir.Constant(_WHOLES, [31 - width] * WIDEST))
         above = builder.ashr(above, ir.Constant(_WHOLES, [31] * WIDEST))
-        found = builder.bitcast(_of_eights_alone(builder, table, builder.xor(code, above), width), _WHOLES)
+        numbers = builder.bitcast(_of_eights_alone(builder, table, builder.xor(code, above), width), _WHOLES)
         sign = builder.and_(above, ir.Constant(_WHOLES, [-(2**31)] * WIDEST))
-        return builder.bitcast(builder.xor(found, sign), _VECTOR)
+        return builder.bitcast(builder.xor(numbers, sign), _VECTOR)
     return _of_eights_alone(builder, table, code, width)
 
 
 def _of_eights_alone(builder, table, code, width):
     parts = [vector_at(builder, table, number) for number in range(max(2**width // WIDEST, 1))]
-    found = [call(builder, "llvm.x86.avx2.permps", _VECTOR, part, code) for part in parts]
-    return _chosen(builder, found, code, FEW)
+    vectors = [call(builder, "llvm.x86.avx2.permps", _VECTOR, part, code) for part in parts]
+    return _chosen(builder, vectors, code, FEW)
 
 
-def _chosen(builder, found, code, bit):
-    """Of vectors, for each lane the one that a code's bits from one on say."""
-    while len(found) > 1:
+def _chosen(builder, vectors, code, bit):
+    """Choose among vectors, for each lane the one that a code's bits from one on say."""
+    while len(vectors) > 1:
         # The bit as a sign, by which instructions choose.
         moved = builder.shl(code, ir.Constant(_WHOLES, [31 - bit] * WIDEST))
         is_set = builder.icmp_signed("<", moved, ir.Constant(_WHOLES, [0] * WIDEST))
-        found = [builder.select(is_set, b, a) for a, b in zip(found[::2], found[1::2], strict=True)]
+        vectors = [builder.select(is_set, b, a) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
         bit += 1
-    return found[0]
+    return vectors[0]
 
 
 def _spaced(builder, table, code):
@@ -103,7 +103,7 @@ def _spaced(builder, table, code):
 
 
 def _numbers(builder, entry, octet, width):
-    """For each channel of an octet, two of up to four bits or one of `width`: its numbers, a vector each."""
+    """Yield, for each channel of an octet, two of up to four bits or one of `width`, its numbers, a vector each."""
     tables = [place_at(builder, entry, TABLES + half) for half in range(2)]
     if width == EVEN:
         yield [_spaced(builder, tables[0], code) for code in _codes(builder, octet)]
@@ -126,8 +126,8 @@ def _for_keys(width):
                     query = number_at(builder, queries, row)
                     for vector, number in enumerate(numbers):
                         place = row + vector * rows
-                        found = multiply_add_vectors(builder, query, number, builder.extract_value(sums, place))
-                        sums = builder.insert_value(sums, found, place)
+                        added = multiply_add_vectors(builder, query, number, builder.extract_value(sums, place))
+                        sums = builder.insert_value(sums, added, place)
                 queries = _behind(builder, queries, rows * BYTES)
             return sums
 
@@ -149,10 +149,10 @@ def _for_values(width):
                     share = vector_at(builder, shares, vector)
                     for half, numbers in enumerate(channels):
                         place = _place_of(row, half, vector, rows, len(channels))
-                        found = multiply_add_vectors(
+                        added = multiply_add_vectors(
                             builder, share, numbers[vector], builder.extract_value(sums, place)
                         )
-                        sums = builder.insert_value(sums, found, place)
+                        sums = builder.insert_value(sums, added, place)
                 shares = builder.add(shares, step)
             return sums
 
@@ -162,10 +162,10 @@ def _for_values(width):
 
 
 def _place_of(row, half, vector, rows, channels):
-    """Where, among sums, what an octet's channel has of a row is: one channel has as many vectors as are
+    """Return where, among sums, what an octet's channel has of a row is: one channel has as many vectors as are
     multiplied at once, two have half of them each."""
-    each = VECTORS // channels
-    return row + rows * (half * each + vector % each)
+    count = VECTORS // channels
+    return row + rows * (half * count + vector % count)
 
 
 def _adding_to_totals(channels):
@@ -185,10 +185,10 @@ def _adding_to_totals(channels):
                     every = [builder.extract_value(sums, place) for place in places]
                     while len(every) > 1:
                         every = [builder.fadd(a, b) for a, b in zip(every[::2], every[1::2], strict=True)]
-                    at = _behind(builder, to, (row + half * ROWS) * WHOLE)
-                    pointer = builder.inttoptr(at, _VECTOR.as_pointer())
-                    given = pointer, ir.Constant(ir.IntType(32), 4), before, zeros
-                    known = call(builder, f"llvm.masked.load.v{WIDEST}f32.p0", _VECTOR, *given)
+                    address = _behind(builder, to, (row + half * ROWS) * WHOLE)
+                    pointer = builder.inttoptr(address, _VECTOR.as_pointer())
+                    operands = pointer, ir.Constant(ir.IntType(32), 4), before, zeros
+                    known = call(builder, f"llvm.masked.load.v{WIDEST}f32.p0", _VECTOR, *operands)
                     builder.store(builder.fadd(known, every[0]), pointer, align=4)
             return context.get_dummy_value()
 
@@ -227,9 +227,9 @@ def add_sums_of_signs(typing_context, entry, octet, tables, sums):
                 table = _behind(builder, tables, (row + half * rows) * WHOLE)
                 for vector, code in enumerate(_codes(builder, octet, half * HALF)):
                     place = row + vector * rows
-                    number, found = _looked_up(builder, table, code, HALF), builder.extract_value(sums, place)
-                    found = builder.fadd(found, number) if half else multiply_add_vectors(builder, number, one, found)
-                    sums = builder.insert_value(sums, found, place)
+                    number, added = _looked_up(builder, table, code, HALF), builder.extract_value(sums, place)
+                    added = builder.fadd(added, number) if half else multiply_add_vectors(builder, number, one, added)
+                    sums = builder.insert_value(sums, added, place)
         return sums
 
     return sums(types.intp, types.intp, types.intp, sums), generate
@@ -241,11 +241,11 @@ def store_sums_of_signs(typing_context, weights, to):
 
     def generate(context, builder, signature, arguments):
         weights, to = arguments
-        found = ir.Constant(_VECTOR, [0.0] * WIDEST)
+        sums = ir.Constant(_VECTOR, [0.0] * WIDEST)
         for place in range(HALF):
             signs = ir.Constant(_VECTOR, [1.0 if code >> place & 1 else -1.0 for code in range(WIDEST)])
-            found = multiply_add_vectors(builder, signs, number_at(builder, weights, place), found)
-        builder.store(found, builder.inttoptr(to, _VECTOR.as_pointer()), align=4)
+            sums = multiply_add_vectors(builder, signs, number_at(builder, weights, place), sums)
+        builder.store(sums, builder.inttoptr(to, _VECTOR.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), generate
@@ -267,9 +267,12 @@ def store_tables(typing_context, books, step, to):
         put(ir.Constant(numbers, [0.0] * SIXTEEN), 0)
         for width in range(1, HALF + 1):
             book = builder.add(books, builder.mul(step, ir.Constant(step.type, width)))
-            found = builder.load(builder.inttoptr(book, numbers.as_pointer()), align=4)
+            levels = builder.load(builder.inttoptr(book, numbers.as_pointer()), align=4)
             codes = [code % 2**width for code in range(SIXTEEN)]
-            put(builder.shuffle_vector(found, found, ir.Constant(ir.VectorType(ir.IntType(32), SIXTEEN), codes)), width)
+            put(
+                builder.shuffle_vector(levels, levels, ir.Constant(ir.VectorType(ir.IntType(32), SIXTEEN), codes)),
+                width,
+            )
         put(ir.Constant(numbers, [1.0] * SIXTEEN), HALF + 1)
         return context.get_dummy_value()
 
@@ -286,23 +289,23 @@ def _pairs_added(builder, one, other, first, second):
 
 
 @intrinsic
-def store_totals(typing_context, at, to):
+def store_totals(typing_context, address, to):
     """Write what the lanes of each of `WIDEST` vectors sum up to, side by side."""
 
     def generate(context, builder, signature, arguments):
-        at, to = arguments
-        found = [vector_at(builder, at, number) for number in range(WIDEST)]
+        address, to = arguments
+        vectors = [vector_at(builder, address, number) for number in range(WIDEST)]
         # Neighbours in each quarter of sixteen, twice: then a lane of each quarter belongs to one of four vectors.
         even = [start + lane for start in range(0, WIDEST, 4) for lane in (0, 2, WIDEST, WIDEST + 2)]
         for _ in range(2):
             odd = [lane + 1 for lane in even]
-            found = [_pairs_added(builder, a, b, even, odd) for a, b in zip(found[::2], found[1::2], strict=True)]
+            vectors = [_pairs_added(builder, a, b, even, odd) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
         # Then whole quarters, until there is one vector.
         low = [start + lane for start in range(0, 2 * WIDEST, 8) for lane in range(4)]
         high = [lane + 4 for lane in low]
-        while len(found) > 1:
-            found = [_pairs_added(builder, a, b, low, high) for a, b in zip(found[::2], found[1::2], strict=True)]
-        builder.store(found[0], builder.inttoptr(to, _VECTOR.as_pointer()), align=4)
+        while len(vectors) > 1:
+            vectors = [_pairs_added(builder, a, b, low, high) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+        builder.store(vectors[0], builder.inttoptr(to, _VECTOR.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), generate

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import WIDEST, load_place, multiply_add_vectors, widest
 from ...._shared.memory import start_of
 from ..forms import ROWS, WIDTHS
@@ -54,18 +54,18 @@ def adding(width, factors, **how):
     read = reading(width, **how)
 
     @intrinsic
-    def add(typing_context, at, step, table, given, given_step, sums):
+    def add(typing_context, address, step, table, shares, share_step, sums):
         rows = sums.count // VECTORS
 
         def generate(context, builder, signature, arguments):
-            at, step, table, given, given_step, sums = arguments
-            numbers = read(builder, at, step, table)
+            address, step, table, shares, share_step, sums = arguments
+            numbers = read(builder, address, step, table)
             for row in range(rows):
-                for vector, (number, factor) in enumerate(zip(numbers, factors(builder, given), strict=True)):
+                for vector, (number, factor) in enumerate(zip(numbers, factors(builder, shares), strict=True)):
                     place = row + vector * rows
-                    found = multiply_add_vectors(builder, factor, number, builder.extract_value(sums, place))
-                    sums = builder.insert_value(sums, found, place)
-                given = builder.add(given, given_step)
+                    added = multiply_add_vectors(builder, factor, number, builder.extract_value(sums, place))
+                    sums = builder.insert_value(sums, added, place)
+                shares = builder.add(shares, share_step)
             return sums
 
         return sums(types.intp, types.intp, types.intp, types.intp, types.intp, sums), generate
@@ -115,9 +115,9 @@ def store_rows(typing_context, place, step, sums):
         place, step, sums = arguments
         for row in range(rows):
             for vector in range(VECTORS):
-                at = builder.add(place, ir.Constant(place.type, vector * WHOLE))
-                found = builder.extract_value(sums, row + vector * rows)
-                builder.store(found, builder.inttoptr(at, found.type.as_pointer()), align=4)
+                address = builder.add(place, ir.Constant(place.type, vector * WHOLE))
+                row_sums = builder.extract_value(sums, row + vector * rows)
+                builder.store(row_sums, builder.inttoptr(address, row_sums.type.as_pointer()), align=4)
             place = builder.add(place, step)
         return context.get_dummy_value()
 
@@ -134,127 +134,129 @@ def _folded(builder, one, other, count):
 
 
 @intrinsic
-def add_totals(typing_context, found, sums):
+def add_totals(typing_context, products, sums):
     """Add what the lanes of each row's vectors sum up to, always in the same order, to `ROWS` numbers at an address."""
-    rows = found.count // VECTORS
+    rows = products.count // VECTORS
 
     def generate(context, builder, signature, arguments):
-        found, sums = arguments
-        each = []
+        products, sums = arguments
+        vectors = []
         for row in range(rows):
-            every = [builder.extract_value(found, place) for place in range(row, VECTORS * rows, rows)]
+            every = [builder.extract_value(products, place) for place in range(row, VECTORS * rows, rows)]
             while len(every) > 1:
                 every = [builder.fadd(a, b) for a, b in zip(every[::2], every[1::2], strict=True)]
-            each += every
-        each += [ir.Constant(each[0].type, [0.0] * WIDEST)] * (ROWS - rows)
-        while len(each) > 1:
-            each = [_folded(builder, a, b, WIDEST) for a, b in zip(each[::2], each[1::2], strict=True)]
-        (total,) = each
+            vectors += every
+        vectors += [ir.Constant(vectors[0].type, [0.0] * WIDEST)] * (ROWS - rows)
+        while len(vectors) > 1:
+            vectors = [_folded(builder, a, b, WIDEST) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+        (total,) = vectors
         while total.type.count > ROWS:  # neighbours: those of one row
             total = _folded(builder, total, total, total.type.count // 2)
         pointer = builder.inttoptr(sums, total.type.as_pointer())
         builder.store(builder.fadd(builder.load(pointer, align=4), total), pointer, align=4)
         return context.get_dummy_value()
 
-    return types.void(found, types.intp), generate
+    return types.void(products, types.intp), generate
 
 
-@part
+@inlined
 def add_logits(
     places, starts, offset, step, count, queries, query_step, constants, books, book_step, out, out_step, none,
-    room, longer,
+    workspace, longer,
 ):  # fmt: skip
     """Write the logits of some rows with `count` keys, a multiple of `BLOCK`: their constants, and products with codes.
 
     `places` has the address of each channel's first plane, channels in the order of their widths, of which width number
     w has those from ``starts[w]`` to ``starts[w + 1]``; `offset` is that of the first token, `step` that of the next
     plane. `queries` are in the same order; `books` has a row of numbers for each width. `none` are sums of no terms, of
-    as many rows. `room` is not used here: loops that take these' place need it. `longer` is None if no channel has
+    as many rows. `workspace` is not used here: loops that take these' place need it. `longer` is None if no channel has
     seven bits; these come last.
     """
     for t in range(0, count, BLOCK):
         sums = add_to_rows(start_of(constants), none)
-        at = offset + t // 8
+        byte = offset + t // 8
         for i in range(starts[1], starts[2]):
-            place, query = load_place(places + i * PLACE) + at, queries + i * BYTES
+            place, query = load_place(places + i * PLACE) + byte, queries + i * BYTES
             sums = _keys1(place, step, books + 1 * book_step, query, query_step, sums)
         for i in range(starts[2], starts[3]):
-            place, query = load_place(places + i * PLACE) + at, queries + i * BYTES
+            place, query = load_place(places + i * PLACE) + byte, queries + i * BYTES
             sums = _keys2(place, step, books + 2 * book_step, query, query_step, sums)
         for i in range(starts[3], starts[4]):
-            place, query = load_place(places + i * PLACE) + at, queries + i * BYTES
+            place, query = load_place(places + i * PLACE) + byte, queries + i * BYTES
             sums = _keys3(place, step, books + 3 * book_step, query, query_step, sums)
         for i in range(starts[4], starts[5]):
-            place, query = load_place(places + i * PLACE) + at, queries + i * BYTES
+            place, query = load_place(places + i * PLACE) + byte, queries + i * BYTES
             sums = _keys4(place, step, books + 4 * book_step, query, query_step, sums)
         for i in range(starts[5], starts[6]):
-            place, query = load_place(places + i * PLACE) + at, queries + i * BYTES
+            place, query = load_place(places + i * PLACE) + byte, queries + i * BYTES
             sums = _keys5(place, step, books + 5 * book_step, query, query_step, sums)
         for i in range(starts[6], starts[7]):
-            place, query = load_place(places + i * PLACE) + at, queries + i * BYTES
+            place, query = load_place(places + i * PLACE) + byte, queries + i * BYTES
             sums = _keys6(place, step, books + 6 * book_step, query, query_step, sums)
         for i in range(starts[7], starts[8]):
-            place, query = load_place(places + i * PLACE) + at, queries + i * BYTES
+            place, query = load_place(places + i * PLACE) + byte, queries + i * BYTES
             sums = _keys8(place, step, books + 8 * book_step, query, query_step, sums)
         if longer is not None:
             for i in range(starts[8], starts[9]):
-                place, query = load_place(places + i * PLACE) + at, queries + i * BYTES
+                place, query = load_place(places + i * PLACE) + byte, queries + i * BYTES
                 sums = _keys7(place, step, books + 7 * book_step, query, query_step, sums)
         store_rows(out + t * BYTES, out_step, sums)
 
 
-@part
-def add_values(places, starts, offset, step, count, shares, share_step, books, book_step, sums, none, room, longer):
+@inlined
+def add_values(
+    places, starts, offset, step, count, shares, share_step, books, book_step, sums, none, workspace, longer
+):
     """Add to `ROWS` sums per channel the shares of some rows times `count` numbers, a multiple of `BLOCK`.
 
     Parameters as for `add_logits`; `sums` is the address of `ROWS` numbers for each channel, in the order of widths.
     """
     for i in range(starts[1], starts[2]):
-        place, share, found = load_place(places + i * PLACE) + offset, shares, none
+        place, share, products = load_place(places + i * PLACE) + offset, shares, none
         for _ in range(0, count, BLOCK):
-            found = _values1(place, step, books + 1 * book_step, share, share_step, found)
+            products = _values1(place, step, books + 1 * book_step, share, share_step, products)
             place, share = place + BLOCK_STEP, share + VECTORS * WHOLE
-        add_totals(found, sums + ROWS * i * BYTES)
+        add_totals(products, sums + ROWS * i * BYTES)
     for i in range(starts[2], starts[3]):
-        place, share, found = load_place(places + i * PLACE) + offset, shares, none
+        place, share, products = load_place(places + i * PLACE) + offset, shares, none
         for _ in range(0, count, BLOCK):
-            found = _values2(place, step, books + 2 * book_step, share, share_step, found)
+            products = _values2(place, step, books + 2 * book_step, share, share_step, products)
             place, share = place + BLOCK_STEP, share + VECTORS * WHOLE
-        add_totals(found, sums + ROWS * i * BYTES)
+        add_totals(products, sums + ROWS * i * BYTES)
     for i in range(starts[3], starts[4]):
-        place, share, found = load_place(places + i * PLACE) + offset, shares, none
+        place, share, products = load_place(places + i * PLACE) + offset, shares, none
         for _ in range(0, count, BLOCK):
-            found = _values3(place, step, books + 3 * book_step, share, share_step, found)
+            products = _values3(place, step, books + 3 * book_step, share, share_step, products)
             place, share = place + BLOCK_STEP, share + VECTORS * WHOLE
-        add_totals(found, sums + ROWS * i * BYTES)
+        add_totals(products, sums + ROWS * i * BYTES)
     for i in range(starts[4], starts[5]):
-        place, share, found = load_place(places + i * PLACE) + offset, shares, none
+        place, share, products = load_place(places + i * PLACE) + offset, shares, none
         for _ in range(0, count, BLOCK):
-            found = _values4(place, step, books + 4 * book_step, share, share_step, found)
+            products = _values4(place, step, books + 4 * book_step, share, share_step, products)
             place, share = place + BLOCK_STEP, share + VECTORS * WHOLE
-        add_totals(found, sums + ROWS * i * BYTES)
+        add_totals(products, sums + ROWS * i * BYTES)
     for i in range(starts[5], starts[6]):
-        place, share, found = load_place(places + i * PLACE) + offset, shares, none
+        place, share, products = load_place(places + i * PLACE) + offset, shares, none
         for _ in range(0, count, BLOCK):
-            found = _values5(place, step, books + 5 * book_step, share, share_step, found)
+            products = _values5(place, step, books + 5 * book_step, share, share_step, products)
             place, share = place + BLOCK_STEP, share + VECTORS * WHOLE
-        add_totals(found, sums + ROWS * i * BYTES)
+        add_totals(products, sums + ROWS * i * BYTES)
     for i in range(starts[6], starts[7]):
-        place, share, found = load_place(places + i * PLACE) + offset, shares, none
+        place, share, products = load_place(places + i * PLACE) + offset, shares, none
         for _ in range(0, count, BLOCK):
-            found = _values6(place, step, books + 6 * book_step, share, share_step, found)
+            products = _values6(place, step, books + 6 * book_step, share, share_step, products)
             place, share = place + BLOCK_STEP, share + VECTORS * WHOLE
-        add_totals(found, sums + ROWS * i * BYTES)
+        add_totals(products, sums + ROWS * i * BYTES)
     for i in range(starts[7], starts[8]):
-        place, share, found = load_place(places + i * PLACE) + offset, shares, none
+        place, share, products = load_place(places + i * PLACE) + offset, shares, none
         for _ in range(0, count, BLOCK):
-            found = _values8(place, step, books + 8 * book_step, share, share_step, found)
+            products = _values8(place, step, books + 8 * book_step, share, share_step, products)
             place, share = place + BLOCK_STEP, share + VECTORS * WHOLE
-        add_totals(found, sums + ROWS * i * BYTES)
+        add_totals(products, sums + ROWS * i * BYTES)
     if longer is not None:
         for i in range(starts[8], starts[9]):
-            place, share, found = load_place(places + i * PLACE) + offset, shares, none
+            place, share, products = load_place(places + i * PLACE) + offset, shares, none
             for _ in range(0, count, BLOCK):
-                found = _values7(place, step, books + 7 * book_step, share, share_step, found)
+                products = _values7(place, step, books + 7 * book_step, share, share_step, products)
                 place, share = place + BLOCK_STEP, share + VECTORS * WHOLE
-            add_totals(found, sums + ROWS * i * BYTES)
+            add_totals(products, sums + ROWS * i * BYTES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import (
     WIDEST,
     exp2,
@@ -29,14 +29,14 @@ from ..forms import LANES, ROWS
 WIDE = WIDEST * BYTES
 
 
-@part
+@inlined
 def scale_queries(turned, width, order, scales, means, constants, scaled):
     """Multiply rows by the channels' scales, in the order of widths; write their products with the means."""
     whole = width // LANES * LANES
     for row in range(turned.shape[0]):
-        every, at, to = spread(ZERO), start_of(turned[row]), start_of(means)
+        every, address, to = spread(ZERO), start_of(turned[row]), start_of(means)
         for place in range(0, whole * BYTES, WHOLE):
-            every = every + load(at + place) * load(to + place)
+            every = every + load(address + place) * load(to + place)
         constants[row] = total(every)
         for i in range(whole, width):
             constants[row] += turned[row, i] * means[i]
@@ -44,47 +44,47 @@ def scale_queries(turned, width, order, scales, means, constants, scaled):
             scaled[row, i] = turned[row, order[i]] * scales[i]
 
 
-@part
+@inlined
 def share_out(logits, count):
     """Replace the logits of one row, whole blocks, by its shares; return the maximum, and the sum of the shares."""
-    at = start_of(logits)
-    end, best, sums = at + count * BYTES, spread_widest(NOTHING), spread_widest(ZERO)
-    for place in range(at, end, WIDE):
+    start = start_of(logits)
+    end, best, sums = start + count * BYTES, spread_widest(NOTHING), spread_widest(ZERO)
+    for place in range(start, end, WIDE):
         best = greater(best, load_widest(place))
     largest = greatest(best)
     shift = spread_widest(largest)
-    for place in range(at, end, WIDE):
+    for place in range(start, end, WIDE):
         share = exp2(load_widest(place) - shift)
         store(place, share)
         sums = sums + share
     return largest, total(sums)
 
 
-@part
+@inlined
 def clear(totals, width):
     """Make the numbers of `ROWS` rows zeros."""
     for i in range(width):
         store(start_of(totals[i]), spread_four(ZERO))
 
 
-@part
+@inlined
 def add_products(shares, first, last, totals, width, order, scales, means, products):
     """Add to products (width, ROWS) what the rows' shares from place `first` to `last`, whole blocks, and the sums of
     their numbers make."""
     every = zeros((ROWS,), np.float32)
     for row in range(shares.shape[0]):
-        at, found = start_of(shares[row]), spread_widest(ZERO)
-        for place in range(at + first * BYTES, at + last * BYTES, WIDE):
-            found = found + load_widest(place)
-        every[row] = total(found)
+        address, sums = start_of(shares[row]), spread_widest(ZERO)
+        for place in range(address + first * BYTES, address + last * BYTES, WIDE):
+            sums = sums + load_widest(place)
+        every[row] = total(sums)
     share = load_four(start_of(every))
     for i in range(width):
-        at = start_of(products[order[i]])
-        found = multiply_add(load_four(start_of(totals[i])), spread_four(scales[i]), load_four(at))
-        store(at, multiply_add(share, spread_four(means[order[i]]), found))
+        address = start_of(products[order[i]])
+        sums = multiply_add(load_four(start_of(totals[i])), spread_four(scales[i]), load_four(address))
+        store(address, multiply_add(share, spread_four(means[order[i]]), sums))
 
 
-@part
+@inlined
 def add_rows(products, width, rows):
     """Add products (width, ROWS) to those of each row."""
     for row in range(rows.shape[0]):

@@ -1,4 +1,4 @@
-r"""Attention of a few new queries over coded tokens on the GPU: keys and values are read where they lie.
+r"""Attention of a few new queries over coded tokens on the GPU: keys and values are read in place.
 
 The parameters and the result are those of `grace_opt.kernels.cache.coded.host.coded_attention`. A number of a coded key
 is :math:`s_j\, l(c_j) + m_j`, with a scale and a mean per channel of each unit, a class of tokens of one head, so that
@@ -8,11 +8,11 @@ is :math:`s_j\, l(c_j) + m_j`, with a scale and a mean per channel of each unit,
 where :math:`q'` is the query in the coordinates of the keys. Small programs after one another:
 
 1. `prepare` multiplies the queries by the basis of the keys and stores the weights of each unit's planes; other
-   programs of it make all of 2 and 3 for runs of dense tokens.
-2. `attend_codes`: the tokens of each unit are divided into equal pieces, and each has a program for up to 16 query
+   programs of it make all of 2 and 3 for splits of dense tokens.
+2. `attend_codes`: the tokens of each unit are divided into equal splits, and each has a program for up to 16 query
    rows. Tensor cores multiply weights with signs, which are bits of a float16, and with numbers of more bits, which are
-   looked up. A piece has its own maximum, sum and sums of values, these in coordinates.
-3. `join_coded_runs` combines pieces and runs; values of coded tokens are still in coordinates.
+   looked up. A split has its own maximum, sum and sums of values, these in coordinates.
+3. `join_coded_splits` combines the splits; values of coded tokens are still in coordinates.
 4. `turn_values` multiplies these by the basis of the values, and adds those of the dense tokens.
 5. `receive` adds up the attention that the newest tokens receive, from their logits.
 
@@ -71,7 +71,7 @@ def unsupported_reason(query: Tensor, tail_keys: Tensor, tail_values: Tensor) ->
     if rows > MAX_ROWS:
         return f"{rows} query rows share a KV head; at most {MAX_ROWS} is possible"
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return "gradients are asked for, and the kernels have none"
+        return "gradients are requested, and the kernels have none"
     if not query.is_cuda and not _INTERPRETED:
         return f"tensors are on {query.device}; a GPU is needed, or TRITON_INTERPRET=1 before triton is imported"
     return None
@@ -92,8 +92,8 @@ def coded_attention(
     before: Tensor | None = None,
     trellis: bool = False,
     *,
-    piece: int | None = None,
-    runs: int | None = None,
+    split_tokens: int | None = None,
+    splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute attention over sinks, coded tokens and a dense tail.
 
@@ -105,8 +105,9 @@ def coded_attention(
         As there; on any device.
     trellis
         As there.
-    piece, runs : int or None
-        Tokens per piece of coded ones (128 or 256), and runs of dense ones per head, for measurements; None chooses.
+    split_tokens, splits : int or None
+        Tokens per split of coded ones (128 or 256), and number of splits of dense ones per head, for measurements; None
+        chooses.
 
     Returns
     -------
@@ -135,7 +136,18 @@ def coded_attention(
         with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
             batch = batch_of(sequences, dense_newest, trellis)
             output, received = launch(
-                query, batch, tail_keys, tail_values, levels, newest, mask, factors, capped, piece, runs, trellis
+                query,
+                batch,
+                tail_keys,
+                tail_values,
+                levels,
+                newest,
+                mask,
+                factors,
+                capped,
+                split_tokens,
+                splits,
+                trellis,
             )
     if before is not None:
         received[..., : before.shape[3]] += before.to(received.device)
@@ -148,16 +160,18 @@ def _check(
     """Check what the kernel reads by address."""
     check_shapes(query, sequences, tail_keys, tail_values)
     widths = query.shape[3], tail_values.shape[3]
-    found = [(each.sink_keys.shape[2], each.sink_values.shape[2]) for each in sequences]
-    if any(each != widths for each in found):
-        raise CacheError(f"keys and values of new tokens are {widths} wide, those of the sequences {found}")
+    others = [(sequence.sink_keys.shape[2], sequence.sink_values.shape[2]) for sequence in sequences]
+    if any(sequence != widths for sequence in others):
+        raise CacheError(f"keys and values of new tokens are {widths} wide, those of the sequences {others}")
     devices = {t.device for t in (query, tail_keys, tail_values, books)} | {
-        part.device for each in sequences for part in each.tensors() if part is not None
+        tensor.device for sequence in sequences for tensor in sequence.tensors() if tensor is not None
     }
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
         raise CacheError(f"queries, sequences, tail and codebooks are on {names}; move them to one device")
-    if not tail_keys.shape[2] and any(not each.table.most and not each.sink_keys.shape[1] for each in sequences):
+    if not tail_keys.shape[2] and any(
+        not sequence.table.most and not sequence.sink_keys.shape[1] for sequence in sequences
+    ):
         raise CacheError("a sequence has no tokens at all; there must be at least the new ones")
 
 

@@ -26,7 +26,7 @@ PAIR_FIELDS, FIRST_UNIT, UNIT_COUNT, KEY_BASIS, SINKS, NEWEST_SINKS, SINK_KEYS, 
 
 @triton.jit
 def add_block(largest, sums, products, x, values, PRECISION: tl.constexpr):
-    """One more block with logits `x`, and `values` (tokens, channels)."""
+    """Add one more block with logits `x`, and `values` (tokens, channels)."""
     new_largest = tl.maximum(largest, tl.max(x, axis=1))
     shrink = tl.exp2(largest - new_largest)
     share = tl.exp2(x - new_largest[:, None])
@@ -41,7 +41,7 @@ def attend_dense(
     MASK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Blocks `start` to `stop` of `count` dense tokens, of which token t is number ``place + t`` of the newest.
+    """Attend to blocks `start` to `stop` of `count` dense tokens; token t is number ``place + t`` of the newest.
 
     Those from `first_newest` on are among the newest.
     """
@@ -61,7 +61,7 @@ def attend_dense(
 # Numbers that change from token to token: compiling again for each that 16 divides would cost more than it brings.
 _CHANGING = [
     *("mask_batch", "mask_head", "mask_row", "tail", "newest"),
-    *("coded_pieces", "dense_runs", "dense_per_run", "most_units"),
+    *("coded_splits", "dense_splits", "dense_per_split", "most_units"),
 ]
 
 
@@ -70,13 +70,13 @@ def prepare(
     query, query_batch, query_head, query_row, query_channel, pairs, units, slots, chunks, signs, weights, constants,
     factors, tail_keys, key_batch, key_head, key_token, key_channel, tail_values, value_batch, value_head, value_token,
     value_channel, mask, mask_batch, mask_head, mask_row, mask_column, newest_out, largest_out, sums_out, products_out,
-    heads, width, value_width, tail, newest, weight_rows, most_units, parts, coded_pieces, dense_runs, dense_per_run,
-    inner, outer,
+    heads, width, value_width, tail, newest, weight_rows, most_units, parts, coded_splits, dense_splits,
+    dense_per_split, inner, outer,
     GROUP: tl.constexpr, LENGTH: tl.constexpr, MASK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
     TURNING: tl.constexpr, ROW_BLOCK: tl.constexpr, DENSE_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, SINK_TYPE: tl.constexpr, R: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One KV head of one sequence: the weights of one of its units, or one run of its dense tokens.
+    """Store the weights of one unit of a pair, or attend to one split of its dense tokens.
 
     Row r is query head r // LENGTH of the group, token r % LENGTH.
     """
@@ -89,14 +89,14 @@ def prepare(
             rows = part * R + tl.arange(0, 16)
             row_exists = (rows < GROUP * LENGTH) & (tl.arange(0, 16) < R)
             from_rows = query + b * query_batch + (h * GROUP + rows // LENGTH) * query_head + rows % LENGTH * query_row
-            at = unit * parts + part
+            entry = unit * parts + part
             weigh_unit(
                 from_rows, query_channel, row_exists, tl.load(own + KEY_BASIS), units + unit * FIELDS + KEYS,
-                slots + unit * 2 * SLOTS, chunks + unit * 2 * CHUNKS, signs, weights + at * weight_rows * 2 * R,
-                constants + at * R, factors + at * R, width, inner, R, SLOTS, CHUNK, TURNING,
+                slots + unit * 2 * SLOTS, chunks + unit * 2 * CHUNKS, signs, weights + entry * weight_rows * 2 * R,
+                constants + entry * R, factors + entry * R, width, inner, R, SLOTS, CHUNK, TURNING,
             )  # fmt: skip
     elif part * ROW_BLOCK < GROUP * LENGTH:
-        run = job - most_units
+        split = job - most_units
         rows = part * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
         row_exists = rows < GROUP * LENGTH
         to_newest = newest_out + (pair * GROUP * LENGTH + rows) * newest
@@ -112,8 +112,8 @@ def prepare(
         ).to(tl.float32)
         from_mask = mask + b * mask_batch + head * mask_head + position.to(tl.int64) * mask_row
         sinks = tl.load(own + SINKS)
-        start = run.to(tl.int64) * dense_per_run
-        stop, of_sinks = start + dense_per_run, tl.cdiv(sinks, DENSE_BLOCK)
+        start = split.to(tl.int64) * dense_per_split
+        stop, of_sinks = start + dense_per_split, tl.cdiv(sinks, DENSE_BLOCK)
         to_sinks = newest - tail - sinks  # below 0, where tokens are too old
         largest, sums, products = attend_dense(
             largest, sums, products, q,
@@ -130,7 +130,7 @@ def prepare(
             tail - LENGTH + position, width, value_width, inner, outer, MASK, SOFTCAP, PRECISION, DENSE_BLOCK, WIDTH,
             VALUE_WIDTH,
         )  # fmt: skip
-        place = (pair * (coded_pieces + dense_runs) + coded_pieces + run) * GROUP * LENGTH + rows
+        place = (pair * (coded_splits + dense_splits) + coded_splits + split) * GROUP * LENGTH + rows
         tl.store(largest_out + place, largest, mask=row_exists)
         tl.store(sums_out + place, sums, mask=row_exists)
         v_channels = tl.arange(0, VALUE_WIDTH)

@@ -44,8 +44,8 @@ class Batch(NamedTuple):
         Most units of a head, and most sinks.
     key : tuple
         What it was made of, but for the table of the first sequence, which keeps it.
-    cut : dict
-        What `pieces` has returned.
+    splits_by_size : dict
+        What `splits` has returned.
     """
 
     pairs: Tensor
@@ -58,24 +58,24 @@ class Batch(NamedTuple):
     most: int
     sinks: int
     key: tuple[object, ...]
-    cut: dict[int, Tensor]
+    splits_by_size: dict[int, Tensor]
 
-    def pieces(self, size: int) -> Tensor:
-        """Return pieces of so many tokens, ``(B, P, 2)`` int32: unit of a head, -1 if there are no more, and token."""
-        if size not in self.cut:
+    def splits(self, size: int) -> Tensor:
+        """Return splits of so many tokens, ``(B, P, 2)`` int32: unit of a head, -1 if there are no more, and token."""
+        if size not in self.splits_by_size:
             every = [
                 [(unit, first) for unit, count in enumerate(counts.tolist()) for first in range(0, count, size)]
                 for counts in self.counts
             ]
             most = max(map(len, every))
             table = np.array([each + [(-1, 0)] * (most - len(each)) for each in every], np.int32)
-            self.cut[size] = torch.from_numpy(table.reshape(len(every), most, 2)).to(self.pairs.device)
-        return self.cut[size]
+            self.splits_by_size[size] = torch.from_numpy(table.reshape(len(every), most, 2)).to(self.pairs.device)
+        return self.splits_by_size[size]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors that were made for it, by name."""
         named = {"pairs": self.pairs, "units": self.units, "slots": self.slots, "chunks": self.chunks}
-        named |= {f"pieces of {size}": tensor for size, tensor in self.cut.items()}
+        named |= {f"splits of {size}": tensor for size, tensor in self.splits_by_size.items()}
         return named | {f"copy{number}": tensor for number, tensor in enumerate(self.copies)}
 
 
@@ -92,19 +92,21 @@ def batch_of(sequences: Sequence[CodedSequence], newest_sinks: Sequence[int], tr
         Whether codes are those of a trellis.
     """
     first = sequences[0].table
-    places = [tensor.data_ptr() for each in sequences for tensor in (each.sink_keys, each.sink_values)]
+    places = [tensor.data_ptr() for sequence in sequences for tensor in (sequence.sink_keys, sequence.sink_values)]
     # The first table keeps the batch, which must not keep that table in turn.
-    parts = [None if part is first else part for each in sequences for part in (each.table, *each.tensors())]
+    parts = [
+        None if part is first else part for sequence in sequences for part in (sequence.table, *sequence.tensors())
+    ]
     key = (*places, *newest_sinks, int(trellis), *parts)
-    found: Batch | None = first.on_device[0] if first.on_device else None
-    if found is None or not _same(found.key, key):
-        found = _made(sequences, newest_sinks, trellis, key)
-        first.on_device[:] = [found]
-    return found
+    batch: Batch | None = first.on_device[0] if first.on_device else None
+    if batch is None or not _same(batch.key, key):
+        batch = _made(sequences, newest_sinks, trellis, key)
+        first.on_device[:] = [batch]
+    return batch
 
 
 def _same(first: tuple[object, ...], second: tuple[object, ...]) -> bool:
-    """Tables and tensors are compared as objects: what is in them would have to be read from the device."""
+    """Compare tables and tensors as objects: what is in them would have to be read from the device."""
     return len(first) == len(second) and all(
         a is b or (isinstance(a, int) and a == b) for a, b in zip(first, second, strict=True)
     )
@@ -114,28 +116,28 @@ def _made(
     sequences: Sequence[CodedSequence], newest_sinks: Sequence[int], trellis: bool, key: tuple[object, ...]
 ) -> Batch:
     heads = len(sequences[0].sink_keys)
-    table = batched([each.table for each in sequences], heads)
-    types = {tensor.dtype for each in sequences for tensor in (each.sink_keys, each.sink_values)}
+    table = batched([sequence.table for sequence in sequences], heads)
+    types = {tensor.dtype for sequence in sequences for tensor in (sequence.sink_keys, sequence.sink_values)}
     dtype = types.pop() if len(types) == 1 and types < TYPES.keys() else torch.float32
     pairs = np.zeros((len(sequences), heads, PAIR_FIELDS), np.int64)
     head, before, copies, counts = np.arange(heads), 0, [], []
-    for pair, each, newest in zip(pairs, sequences, newest_sinks, strict=True):
-        of_head = len(each.table.units) // heads
+    for pair, sequence, newest in zip(pairs, sequences, newest_sinks, strict=True):
+        of_head = len(sequence.table.units) // heads
         pair[:, FIRST_UNIT], pair[:, UNIT_COUNT] = before + head * of_head, of_head
-        pair[:, SINKS], pair[:, NEWEST_SINKS] = each.sink_keys.shape[1], newest
-        for field, sinks in ((SINK_KEYS, each.sink_keys), (SINK_VALUES, each.sink_values)):
+        pair[:, SINKS], pair[:, NEWEST_SINKS] = sequence.sink_keys.shape[1], newest
+        for field, sinks in ((SINK_KEYS, sequence.sink_keys), (SINK_VALUES, sequence.sink_values)):
             rows = sinks.detach().to(dtype)
             rows = rows if rows.stride(2) == 1 else rows.contiguous()
             pair[:, field] = rows.data_ptr() + rows.element_size() * rows.stride(0) * head
             pair[:, field + 1] = rows.stride(1)
             copies += [] if rows.data_ptr() == sinks.data_ptr() else [rows]
-        for field, basis in ((KEY_BASIS, each.key_basis), (VALUE_BASIS, each.value_basis)):
+        for field, basis in ((KEY_BASIS, sequence.key_basis), (VALUE_BASIS, sequence.value_basis)):
             if basis is not None:
                 own = basis.detach().float().contiguous()
                 pair[:, field] = own.data_ptr() + own.element_size() * own.stride(0) * head
                 copies += [] if own.data_ptr() == basis.data_ptr() else [own]
-        counts.append(each.table.units[:of_head, COUNT])
-        before += len(each.table.units)
+        counts.append(sequence.table.units[:of_head, COUNT])
+        before += len(sequence.table.units)
     device, count = sequences[0].sink_keys.device, len(table.units)
     both = torch.from_numpy(np.concatenate([pairs.ravel(), table.units.ravel()])).to(device)
     units = both[pairs.size :].view(table.units.shape)
@@ -147,6 +149,6 @@ def _made(
         width = triton.next_power_of_2(max(widths))
         sizes = {"WIDTH": width, "SLOTS": most_slots, "TRELLIS": trellis}
         list_channels[(count, 2)](units, slots, chunks, *widths, **sizes, num_warps=4)
-    most, most_sinks = max(map(len, counts)), max(each.sink_keys.shape[1] for each in sequences)
+    most, most_sinks = max(map(len, counts)), max(sequence.sink_keys.shape[1] for sequence in sequences)
     of_pairs = both[: pairs.size].view(-1, PAIR_FIELDS)
     return Batch(of_pairs, units, slots, chunks, tuple(copies), dtype, tuple(counts), most, most_sinks, key, {})

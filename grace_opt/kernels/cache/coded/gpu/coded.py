@@ -1,4 +1,4 @@
-"""A piece of the coded tokens of one head on the GPU: logits, shares, and sums of values, by tensor cores.
+"""A split of the coded tokens of one head on the GPU: logits, shares, and sums of values, by tensor cores.
 
 Source: as for :mod:`grace_opt.kernels.cache.coded.gpu`, which says what is computed, and why in this way.
 """
@@ -21,23 +21,23 @@ COUNT, NEWEST = tl.constexpr(forms.COUNT), tl.constexpr(forms.NEWEST)
 FIRST_UNIT, PAIR_FIELDS = tl.constexpr(batch.FIRST_UNIT), tl.constexpr(batch.PAIR_FIELDS)
 
 
-@triton.jit(do_not_specialize=["newest", "every", "pieces_per_head"])
+@triton.jit(do_not_specialize=["newest", "every", "splits_per_head"])
 def attend_codes(
-    pairs, units, slots, chunks, weights, constants, factors, pieces, levels, low_levels, signs, newest_out,
-    largest_out, sums_out, products_out, heads, value_width, newest, every, pieces_per_head, weight_rows, outer,
+    pairs, units, slots, chunks, weights, constants, factors, splits, levels, low_levels, signs, newest_out,
+    largest_out, sums_out, products_out, heads, value_width, newest, every, splits_per_head, weight_rows, outer,
     SOFTCAP: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
     SLOTS: tl.constexpr, VALUE_WIDTH: tl.constexpr, ASSEMBLY: tl.constexpr, TRELLIS: tl.constexpr,
 ):  # fmt: skip
-    """One piece of one pair, and up to R of its query rows: their logits, and what the piece adds to their sums."""
+    """Attend to one split of one pair with up to R of its query rows: logits, and what the split adds to the sums."""
     N: tl.constexpr = 2 * R
     W: tl.constexpr = T // 32
-    number, piece, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    number, split, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     pair = number.to(tl.int64)
     rows = part * R + tl.arange(0, R)
     row_exists = rows < ROWS
-    place = (pair * every + piece) * ROWS + rows
+    place = (pair * every + split) * ROWS + rows
     products = products_out + place * value_width
-    of_sequence = pieces + ((number // heads) * pieces_per_head + piece) * 2
+    of_sequence = splits + ((number // heads) * splits_per_head + split) * 2
     own_unit, first = tl.load(of_sequence), tl.load(of_sequence + 1)
     if own_unit < 0:  # another sequence has more
         tl.store(largest_out + place, tl.full([R], LEAST, tl.float32), mask=row_exists)
@@ -52,13 +52,16 @@ def attend_codes(
         unit = tl.load(pairs + pair * PAIR_FIELDS + FIRST_UNIT) + own_unit
         fields = units + unit * FIELDS
         count, newest_place = tl.load(fields + COUNT), tl.load(fields + NEWEST)
-        stride, at = tl.cdiv(count, 8).to(tl.int32), unit * tl.num_programs(2) + part
+        stride, entry = tl.cdiv(count, 8).to(tl.int32), unit * tl.num_programs(2) + part
         x = coded_logits(
             tl.zeros([T, N], tl.float32), fields + KEYS, slots + unit * 2 * SLOTS, chunks + unit * 2 * CHUNKS,
-            weights + at * weight_rows * N, levels, low_levels, first, stride, N, W, T, EXACT, ASSEMBLY,
+            weights + entry * weight_rows * N, levels, low_levels, first, stride, N, W, T, EXACT, ASSEMBLY,
             TRELLIS,
         )  # fmt: skip
-        factor, constant = tl.load(factors + at * R + tl.arange(0, R)), tl.load(constants + at * R + tl.arange(0, R))
+        factor, constant = (
+            tl.load(factors + entry * R + tl.arange(0, R)),
+            tl.load(constants + entry * R + tl.arange(0, R)),
+        )
         x = joined_limbs(x, T, R) * factor[None, :] + constant[None, :]
         token = tl.arange(0, T)
         token = first + 32 * (token % W) + token // W

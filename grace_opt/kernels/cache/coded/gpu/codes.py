@@ -65,21 +65,21 @@ def read_codes(numbers, last, place, bits, planes, stride, first, words, longer,
 
 
 @triton.jit
-def look_up(levels, at, ASSEMBLY: tl.constexpr):
+def look_up(levels, codes, ASSEMBLY: tl.constexpr):
     """Levels, each loaded where tensor cores take it: the compiler would pass what it loads through shared memory.
 
     The upper half of an address is that of the first one.
     """
     if ASSEMBLY:
-        found = tl.inline_asm_elementwise(
+        numbers = tl.inline_asm_elementwise(
             "{ .reg .b32 low, high; .reg .b64 place; mov.b64 {low, high}, $1; mad.lo.u32 low, $2, 2, low; "
             "mov.b64 place, {low, high}; ld.global.nc.u16 $0, [place]; }",
             "=h,l,r",
-            [levels.to(tl.int64), at],
+            [levels.to(tl.int64), codes],
             dtype=tl.int16,
             is_pure=True,
             pack=1,
         ).to(tl.float16, bitcast=True)
     else:
-        found = tl.load(levels + at)
-    return found
+        numbers = tl.load(levels + codes)
+    return numbers

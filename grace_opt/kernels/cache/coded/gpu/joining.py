@@ -1,4 +1,4 @@
-"""What comes after pieces and runs, on the GPU: these joined, values back from their coordinates, attention received.
+"""What comes after the splits, on the GPU: these joined, values back from their coordinates, attention received.
 
 Source: as for :mod:`grace_opt.kernels.cache.coded.gpu`.
 """
@@ -19,12 +19,12 @@ def times_basis(
     from_rows, channel_step, row_exists, basis, basis_row, basis_column, width, columns,
     ROW_BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """(rows, CHUNK) the `columns` of rows times a basis; its address is 0 if coordinates are what they stand for."""
-    wanted = row_exists[:, None] & (columns < width)[None, :]
+    """Return the `columns` of rows times a basis, (rows, CHUNK); its address is 0 if coordinates are the numbers."""
+    needed = row_exists[:, None] & (columns < width)[None, :]
     if basis == 0:
-        found = tl.load(from_rows[:, None] + columns[None, :] * channel_step, mask=wanted, other=0.0).to(tl.float32)
+        turned = tl.load(from_rows[:, None] + columns[None, :] * channel_step, mask=needed, other=0.0).to(tl.float32)
     else:
-        found = tl.zeros([ROW_BLOCK, CHUNK], tl.float32)
+        turned = tl.zeros([ROW_BLOCK, CHUNK], tl.float32)
         numbers = basis.to(tl.pointer_type(tl.float32))
         for start in range(0, width, CHUNK):
             channels = start + tl.arange(0, CHUNK)
@@ -39,47 +39,47 @@ def times_basis(
                 mask=inside[:, None] & (columns < width)[None, :],
                 other=0.0,
             )
-            found += tl.dot(left, right, input_precision="ieee")
-    return found
+            turned += tl.dot(left, right, input_precision="ieee")
+    return turned
 
 
-@triton.jit(do_not_specialize=["runs", "coded_runs"])
-def join_coded_runs(
-    largest_in, sums_in, products_in, joined, ends, runs, coded_runs, value_width,
-    RUNS: tl.constexpr, AT_ONCE: tl.constexpr, CHUNK: tl.constexpr,
+@triton.jit(do_not_specialize=["splits", "coded_splits"])
+def join_coded_splits(
+    largest_in, sums_in, products_in, joined, ends, splits, coded_splits, value_width,
+    SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One query row of one pair, some channels: runs weighted as their maxima say, divided by the sum of the weights.
+    """Join the splits of one query row of one pair, some channels: weighted by maxima, divided by the sum of weights.
 
-    Coded runs and dense ones apart: (2, pairs times rows, channels). `ends` gets the row's maximum and that sum.
+    Coded splits and dense ones apart: (2, pairs times rows, channels). `ends` gets the row's maximum and that sum.
     """
     rows, row = tl.num_programs(1), tl.program_id(1)
     pair = tl.program_id(0).to(tl.int64)
-    number = tl.arange(0, RUNS)
-    place = (pair * runs + number) * rows + row
-    largest = tl.load(largest_in + place, mask=number < runs, other=LEAST)
+    number = tl.arange(0, SPLITS)
+    place = (pair * splits + number) * rows + row
+    largest = tl.load(largest_in + place, mask=number < splits, other=LEAST)
     top = tl.max(largest, axis=0)
-    total = tl.sum(tl.load(sums_in + place, mask=number < runs, other=0.0) * tl.exp2(largest - top), axis=0)
+    total = tl.sum(tl.load(sums_in + place, mask=number < splits, other=0.0) * tl.exp2(largest - top), axis=0)
     channels = tl.program_id(2) * CHUNK + tl.arange(0, CHUNK)
     coded, dense = tl.zeros([CHUNK], tl.float32), tl.zeros([CHUNK], tl.float32)
-    for first in range(0, runs, AT_ONCE):
-        run = first + tl.arange(0, AT_ONCE)
-        at_run = (pair * runs + run) * rows + row
-        share = tl.exp2(tl.load(largest_in + at_run, mask=run < runs, other=LEAST) - top) / total
+    for first in range(0, splits, AT_ONCE):
+        split = first + tl.arange(0, AT_ONCE)
+        split_place = (pair * splits + split) * rows + row
+        share = tl.exp2(tl.load(largest_in + split_place, mask=split < splits, other=LEAST) - top) / total
         products = tl.load(
-            products_in + at_run[:, None] * value_width + channels[None, :],
-            mask=(run < runs)[:, None] & (channels < value_width)[None, :],
+            products_in + split_place[:, None] * value_width + channels[None, :],
+            mask=(split < splits)[:, None] & (channels < value_width)[None, :],
             other=0.0,
         )
         products *= share[:, None]
-        of_coded = (run < coded_runs)[:, None]
+        of_coded = (split < coded_splits)[:, None]
         coded += tl.sum(tl.where(of_coded, products, 0.0), axis=0)
         dense += tl.sum(tl.where(of_coded, 0.0, products), axis=0)
-    at, all_rows = pair * rows + row, tl.num_programs(0).to(tl.int64) * rows
-    tl.store(joined + at * value_width + channels, coded, mask=channels < value_width)
-    tl.store(joined + (all_rows + at) * value_width + channels, dense, mask=channels < value_width)
+    row_place, all_rows = pair * rows + row, tl.num_programs(0).to(tl.int64) * rows
+    tl.store(joined + row_place * value_width + channels, coded, mask=channels < value_width)
+    tl.store(joined + (all_rows + row_place) * value_width + channels, dense, mask=channels < value_width)
     if tl.program_id(2) == 0:
-        tl.store(ends + at, top)
-        tl.store(ends + all_rows + at, total)
+        tl.store(ends + row_place, top)
+        tl.store(ends + all_rows + row_place, total)
 
 
 @triton.jit
@@ -93,14 +93,14 @@ def turn_values(
     rows = tl.program_id(1) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     columns = tl.program_id(2) * CHUNK + tl.arange(0, CHUNK)
     row_exists = rows < GROUP * LENGTH
-    wanted = row_exists[:, None] & (columns < value_width)[None, :]
+    needed = row_exists[:, None] & (columns < value_width)[None, :]
     coded = joined + (pair * GROUP * LENGTH + rows) * value_width
     dense = coded + tl.num_programs(0).to(tl.int64) * GROUP * LENGTH * value_width
     basis = tl.load(pairs + pair * PAIR_FIELDS + VALUE_BASIS)
-    found = times_basis(coded, 1, row_exists, basis, value_width, 1, value_width, columns, ROW_BLOCK, CHUNK)
-    found += tl.load(dense[:, None] + columns[None, :], mask=wanted, other=0.0)
+    turned = times_basis(coded, 1, row_exists, basis, value_width, 1, value_width, columns, ROW_BLOCK, CHUNK)
+    turned += tl.load(dense[:, None] + columns[None, :], mask=needed, other=0.0)
     target = ((b * LENGTH + rows % LENGTH) * heads * GROUP + h * GROUP + rows // LENGTH) * value_width
-    tl.store(output + target[:, None] + columns[None, :], found.to(output.dtype.element_ty), mask=wanted)
+    tl.store(output + target[:, None] + columns[None, :], turned.to(output.dtype.element_ty), mask=needed)
 
 
 @triton.jit(do_not_specialize=["newest"])
@@ -115,9 +115,9 @@ def receive(
     all_rows = tl.num_programs(0).to(tl.int64) * rows
     first, second = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for row in range(0, rows):
-        at = pair * rows + row
-        x = tl.load(logits + at * newest + tokens, mask=exists, other=float("-inf"))
-        p = tl.exp2(x - tl.load(ends + at)) / tl.load(ends + all_rows + at)
+        row_place = pair * rows + row
+        x = tl.load(logits + row_place * newest + tokens, mask=exists, other=float("-inf"))
+        p = tl.exp2(x - tl.load(ends + row_place)) / tl.load(ends + all_rows + row_place)
         first += p
         second += p * p
     to = received + pair * 3 * newest + tokens

@@ -1,4 +1,4 @@
-"""Logits of a piece of coded tokens on the GPU, by group of channels.
+"""Logits of a split of coded tokens on the GPU, by group of channels.
 
 Source: as for :mod:`grace_opt.kernels.cache.coded.gpu`, which says what is computed, and why in this way.
 """
@@ -36,8 +36,8 @@ def add_signs(x, a, b, weights, N: tl.constexpr, W: tl.constexpr, CHANNELS: tl.c
     both = tl.permute(tl.join(low, high), (2, 0, 1))
     bit = tl.arange(0, 16)[None, :, None, None]
     up, down = tl.maximum(14 - bit, 0).to(tl.uint32), tl.maximum(bit - 14, 0).to(tl.uint32)
-    found = ((both[:, None, :, :] << up) >> down) & TWOS
-    numbers = tl.reshape(halves(tl.reshape(found, [T, CHANNELS])), [T, 2 * CHANNELS])
+    bits = ((both[:, None, :, :] << up) >> down) & TWOS
+    numbers = tl.reshape(halves(tl.reshape(bits, [T, CHANNELS])), [T, 2 * CHANNELS])
     row, column = tl.arange(0, 2 * CHANNELS), tl.arange(0, N)
     return tl.dot(numbers, tl.load(weights + row[:, None] * N + column[None, :]), x)
 
@@ -76,11 +76,11 @@ def coded_logits(
         slots += THREE_BITS
         weights += 4 * THREE_BITS * N
     column, sixteen = tl.arange(0, N), tl.arange(0, 16)
-    some = tl.load(chunks + 3)
-    for number in range(some + tl.load(chunks + 4)):
+    shorter = tl.load(chunks + 3)
+    for number in range(shorter + tl.load(chunks + 4)):
         one, one_planes = planes_of(tl.load(slots + 2 * eight))
         other, other_planes = planes_of(tl.load(slots + 2 * eight + 1))
-        few, planes, others = number < some, one_planes[None, :], other_planes[None, :]
+        few, planes, others = number < shorter, one_planes[None, :], other_planes[None, :]
         a = read_codes(numbers, last, place, one[None, :], planes, stride, first, words, few, TRELLIS)
         b = read_codes(numbers, last, place, other[None, :], others, stride, first, words, few, TRELLIS)
         of_row, book = tl.load(weights + sixteen[:, None] * N + column[None, :]), tl.where(few, 0, BOOK)
@@ -94,7 +94,7 @@ def coded_logits(
 
 @triton.jit
 def levels_of_keys(levels, a, b, T: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """(T, 16) levels of codes ``(W, 8, 2, 2, 2)`` of a first and a second channel; tokens as `add_signs` has them."""
+    """Return (T, 16) levels of codes ``(W, 8, 2, 2, 2)`` of two channels each; tokens as `add_signs` has them."""
     byte = (8 * tl.arange(0, 4)).to(tl.uint32)[:, None, None, None, None, None]
     first = (tl.permute(a, (4, 3, 2, 0, 1))[None, :, :, :, :, :] >> byte) & 255
     second = (tl.permute(b, (4, 3, 2, 0, 1))[None, :, :, :, :, :] >> byte) & 255

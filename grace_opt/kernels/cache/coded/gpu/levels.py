@@ -50,9 +50,9 @@ def levels_of(books: Tensor, trellis: bool = False) -> Levels:
     CacheError
         If they are not those of `grace_opt.kernels.cache.coded.host.coded_attention`, not symmetric or too large.
     """
-    found = _made.get(id(books))
-    if found is not None and found[0]() is books:
-        return found[1]
+    known = _made.get(id(books))
+    if known is not None and known[0]() is books:
+        return known[1]
     if tuple(books.shape) != (9, 256) or books.dtype != torch.float32:
         raise CacheError(f"codebooks are {books.dtype} of shape {tuple(books.shape)}; (9, 256) float32 is needed")
     made, key = _tables(books, trellis), id(books)

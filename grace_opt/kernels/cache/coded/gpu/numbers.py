@@ -13,11 +13,11 @@ import triton.language as tl
 
 from .. import forms
 
-PLANES, END, LEVELS, LEVEL_BYTES, LEVEL, SCALES, MEANS, UNIT = (
+PLANES, END, LEVELS, LEVEL_BYTES, LEVEL, SCALES, MEANS, HEAD_SCALE = (
     tl.constexpr(field)
     for field in (
         *(forms.PLANES, forms.END, forms.LEVELS, forms.LEVEL_BYTES, forms.LEVEL),
-        *(forms.SCALES, forms.MEANS, forms.UNIT),
+        *(forms.SCALES, forms.MEANS, forms.HEAD_SCALE),
     )
 )
 FIELDS, KEYS, VALUES = (tl.constexpr(field) for field in (forms.FIELDS, forms.KEYS, forms.VALUES))
@@ -50,12 +50,12 @@ def list_channels(
     channels = tl.arange(0, WIDTH)
     exists = channels < tl.where(of_values == 0, width, value_width)
     bit = tl.load(fields + LEVEL) + channels
-    at = tl.load(fields + LEVELS).to(tl.pointer_type(tl.uint8)) + bit // 8
+    address = tl.load(fields + LEVELS).to(tl.pointer_type(tl.uint8)) + bit // 8
     step, shift = tl.load(fields + LEVEL_BYTES), (bit % 8).to(tl.int32)
     level = tl.zeros([WIDTH], tl.int32)
     for place in tl.static_range(LEVEL_BITS):
-        found = tl.load(at + place * step, mask=exists, other=0).to(tl.int32)
-        level |= ((found >> shift) & 1) << place
+        word = tl.load(address + place * step, mask=exists, other=0).to(tl.int32)
+        level |= ((word >> shift) & 1) << place
     bits = tl.where(level == EIGHT_BITS, 8, level)
     has_scale = (level > 0).to(tl.int32)  # only these are stored
     planes_before, scales_before = tl.cumsum(bits, 0) - bits, tl.cumsum(has_scale, 0) - has_scale
@@ -88,28 +88,28 @@ def list_channels(
 
 @triton.jit
 def planes_of(slots):
-    """Of what some slots list: bits, and the number of planes before their own; none for empty ones."""
+    """Return what some slots list: bits, and the number of planes before their own; none for empty ones."""
     slots = tl.where(slots >= 0, slots, 0)
     return (slots >> BITS_SHIFT) & 15, (slots >> PLANE_SHIFT) & 0x7FF
 
 
 @triton.jit
 def read_slots(fields, slots):
-    """Of what some slots list: whether there is a channel, which one, its bits, planes before its own, scale, mean."""
+    """Return what some slots list: if there is a channel, which one, its bits, planes before its own, scale, mean."""
     bits, planes = planes_of(slots)
     exists = slots >= 0
     channels = tl.where(exists, slots & 255, 0)
-    unit = tl.load(tl.load(fields + UNIT).to(tl.pointer_type(tl.float32)))
+    head_scale = tl.load(tl.load(fields + HEAD_SCALE).to(tl.pointer_type(tl.float32)))
     scales = tl.load(fields + SCALES).to(tl.pointer_type(tl.float16)) + ((slots >> SCALE_SHIFT) & 255)
     means = tl.load(fields + MEANS).to(tl.pointer_type(tl.float16)) + channels
-    scale = tl.load(scales, mask=bits > 0, other=0.0).to(tl.float32) * unit
-    mean = tl.load(means, mask=exists, other=0.0).to(tl.float32) * unit
+    scale = tl.load(scales, mask=bits > 0, other=0.0).to(tl.float32) * head_scale
+    mean = tl.load(means, mask=exists, other=0.0).to(tl.float32) * head_scale
     return exists, channels, bits, planes, scale, mean
 
 
 @triton.jit
 def where_planes(fields, first):
-    """Where the planes of a unit's keys or values are: words, number of these, and the byte of token `first`."""
+    """Return where the planes of a unit's keys or values are: words, number of these, and the byte of token `first`."""
     address, end = tl.load(fields + PLANES), tl.load(fields + END)
     start = address & -4
     last = ((end - start + 3) >> 2).to(tl.int32)  # no word without a byte of the planes: it may not be ours to read
@@ -118,7 +118,7 @@ def where_planes(fields, first):
 
 @triton.jit
 def read_words(numbers, last, place, offset, words):
-    """32 tokens of bit planes, `offset` bytes from the first: those from ``32 * words`` on; uint32.
+    """Read 32 tokens of bit planes, `offset` bytes from the first: those from ``32 * words`` on; uint32.
 
     Planes begin at any byte, so that a word is put together of two. Tokens that a unit does not have are any bits.
     """
@@ -148,7 +148,7 @@ def read_low_planes(numbers, last, place, offset, stride, first, words, longer, 
 
 @triton.jit
 def halves(words):
-    """(.., n) words of two float16 each as (.., n, 2) numbers."""
+    """Return (.., n) words of two float16 each as (.., n, 2) numbers."""
     low = words.to(tl.uint16).to(tl.float16, bitcast=True)
     high = (words >> 16).to(tl.uint16).to(tl.float16, bitcast=True)
     return tl.join(low, high)

@@ -1,4 +1,4 @@
-"""Before the pieces of coded tokens on the GPU: queries in the coordinates of a unit's keys, as weights of its planes.
+"""Before the splits of coded tokens on the GPU: queries in the coordinates of a unit's keys, as weights of its planes.
 
 A number of b bits, of a symmetric book, is a sum of signs: of its bits, and with three bits of the product of all
 three, which is the sign of their exclusive or. So the product of a query with a key is a sum of signs times weights:
@@ -27,7 +27,7 @@ def weight_rows(width: int) -> int:
 
 @triton.jit
 def power_of_two(exponent):
-    """Exactly, from -126 to 127."""
+    """Return 2 to the power of an exponent from -126 to 127, exactly."""
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
 
 
@@ -36,7 +36,7 @@ def turned_queries(
     from_rows, query_channel, row_exists, basis, width, channels, exists,
     SLOTS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(16, SLOTS) numbers of queries for some channels of the keys' coordinates."""
+    """Return (16, SLOTS) numbers of queries for some channels of the keys' coordinates."""
     # No branch: Triton 3.6 does not compile what both would have in common.
     turned = tl.load(
         from_rows[:, None] + channels[None, :] * query_channel,
@@ -95,13 +95,13 @@ def weigh_unit(
         row_of_three += plane // 2 * (2 * THREE_BITS) + of_three % THREE_BITS * 2 + plane % 2
         row = tl.where(in_two, row_of_two, tl.where(in_three, row_of_three, ones + 2 * twos + 4 * threes + of_more))
         row = tl.where(in_one, place, row)
-        wanted = (plane < count) & (of_more < more)
+        needed = (plane < count) & (of_more < more)
         weight = scaled * tl.load(signs + bits * SIGNS + plane, mask=signed, other=1.0)[:, None]
         # Bits are read as 0 or 2, and signs are that less 1.
-        constant -= tl.sum(tl.where((wanted & signed)[:, None], weight, 0.0), axis=0)
+        constant -= tl.sum(tl.where((needed & signed)[:, None], weight, 0.0), axis=0)
         weight *= up[None, :]
         high = weight.to(tl.float16)
         low = (weight - high.to(tl.float32)).to(tl.float16)
         to = weights + row[:, None] * N + tl.arange(0, N)[None, :]
-        tl.store(to, tl.reshape(tl.join(high, low), [SLOTS, N]), mask=wanted[:, None])
+        tl.store(to, tl.reshape(tl.join(high, low), [SLOTS, N]), mask=needed[:, None])
     tl.store(constants + own, constant)

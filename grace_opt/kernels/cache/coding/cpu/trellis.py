@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import (
     WIDEST,
     load_wholes,
@@ -36,13 +36,13 @@ WAYS, PLACE = np.int32(STATES), np.int32(6)
 COLUMNS = 32
 
 
-@part
-def search(columns, levels, fours, count, kept):
+@inlined
+def search(columns, levels, fours, count, survivors):
     """Keep what is known of each column; return the best state at the end.
 
     Parameters
     ----------
-    columns, kept : int
+    columns, survivors : int
         Addresses: of ``(count, WIDEST)`` float32, and int32.
     levels : int
         Address of ``(fours, SUBSETS, WIDEST)`` float32: each lane's, ascending, so that the subsets take turns;
@@ -79,13 +79,13 @@ def search(columns, levels, fours, count, kept):
         ways = ways | where_less(b6, a6, spread_whole(np.int32(64)), none)
         ways = ways | where_less(b7, a7, spread_whole(np.int32(128)), none)
         places = ((n3 << six | n2) << six | n1) << six | n0
-        store(kept, ways | places << spread_whole(WAYS))
+        store(survivors, ways | places << spread_whole(WAYS))
         c0 = smaller(a0, b0)
         c1, c2, c3 = smaller(a1, b1) - c0, smaller(a2, b2) - c0, smaller(a3, b3) - c0
         c4, c5 = smaller(a4, b4) - c0, smaller(a5, b5) - c0
         c6, c7 = smaller(a6, b6) - c0, smaller(a7, b7) - c0
         columns += WHOLE
-        kept += WHOLE
+        survivors += WHOLE
     state, least = where_less(c1, zero, one, none), smaller(zero, c1)
     state, least = where_less(c2, least, spread_whole(np.int32(2)), state), smaller(least, c2)
     state, least = where_less(c3, least, spread_whole(np.int32(3)), state), smaller(least, c3)
@@ -95,32 +95,32 @@ def search(columns, levels, fours, count, kept):
     return where_less(c7, least, spread_whole(np.int32(7)), state)
 
 
-@part
-def walk_back(kept, count, state, codes):
+@inlined
+def walk_back(survivors, count, state, codes):
     """Write the codes of some columns, the last of which leads to a state; return the state before the first."""
     one, two = spread_whole(np.int32(1)), spread_whole(np.int32(2))
     ways, most = spread_whole(WAYS), spread_whole(np.int32((1 << PLACE) - 1))
     for t in range(count - 1, -1, -1):
-        found = load_wholes(kept + t * WHOLE)
+        word = load_wholes(survivors + t * WHOLE)
         bit = state & one
-        state = state >> one | (found >> state & one) << two
+        state = state >> one | (word >> state & one) << two
         subset = state & one | (bit ^ state >> one & one ^ state >> two) << one
-        place = found >> ways + (subset << two) + (subset << one) & most
+        place = word >> ways + (subset << two) + (subset << one) & most
         store(codes + t * WHOLE, place << one | bit)
     return state
 
 
-@part
+@inlined
 def plane_of(codes, count, bit):
     """Return the bits of some columns' codes, the first column's lowest."""
-    found, shift, one = spread_whole(np.int32(0)), spread_whole(np.int32(bit)), spread_whole(np.int32(1))
+    plane, shift, one = spread_whole(np.int32(0)), spread_whole(np.int32(bit)), spread_whole(np.int32(1))
     for t in range(count - 1, -1, -1):
-        found = found << one | load_wholes(codes + t * WHOLE) >> shift & one
-    return found
+        plane = plane << one | load_wholes(codes + t * WHOLE) >> shift & one
+    return plane
 
 
-@part(error_model="numpy")
-def weave(scaled, count, rows, widths, trellis, planes, starts):
+@inlined(error_model="numpy")
+def code_by_trellis(scaled, count, rows, widths, trellis, planes, starts):
     """Write the planes of some rows, no more than lanes.
 
     Parameters
@@ -147,18 +147,18 @@ def weave(scaled, count, rows, widths, trellis, planes, starts):
     columns, places = empty((scaled.shape[1], WIDEST), np.float32), empty((WIDEST,), np.int64)
     for lane in range(WIDEST):
         places[lane] = start_of(scaled[lane])
-    for at in range(0, scaled.shape[1] * BYTES, WHOLE):
-        transpose_widest(start_of(places), at, start_of(columns) + at * WIDEST, WHOLE)
-    kept = empty((count, WIDEST), np.int32)
-    state = search(start_of(columns), start_of(levels), (2 << most) // SUBSETS, count, start_of(kept))
+    for offset in range(0, scaled.shape[1] * BYTES, WHOLE):
+        transpose_widest(start_of(places), offset, start_of(columns) + offset * WIDEST, WHOLE)
+    survivors = empty((count, WIDEST), np.int32)
+    state = search(start_of(columns), start_of(levels), (2 << most) // SUBSETS, count, start_of(survivors))
     codes, words = empty((COLUMNS, WIDEST), np.int32), empty((WIDEST,), np.int32)
     for first in range((count - 1) // COLUMNS * COLUMNS, -1, -COLUMNS):
-        some = min(COLUMNS, count - first)
-        state = walk_back(start_of(kept) + first * WHOLE, some, state, start_of(codes))
+        number = min(COLUMNS, count - first)
+        state = walk_back(start_of(survivors) + first * WHOLE, number, state, start_of(codes))
         for bit in range(most):
-            store(start_of(words), plane_of(start_of(codes), some, bit))
+            store(start_of(words), plane_of(start_of(codes), number, bit))
             for lane in range(rows.shape[0]):
                 if bit < widths[rows[lane]]:
-                    at = starts[rows[lane]] + bit * size + first // PER_BYTE
-                    for byte in range((some + PER_BYTE - 1) // PER_BYTE):
-                        planes[at + byte] = words[lane] >> (byte * PER_BYTE) & 0xFF
+                    offset = starts[rows[lane]] + bit * size + first // PER_BYTE
+                    for byte in range((number + PER_BYTE - 1) // PER_BYTE):
+                        planes[offset + byte] = words[lane] >> (byte * PER_BYTE) & 0xFF

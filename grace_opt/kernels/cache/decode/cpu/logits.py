@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...._shared.jit import part
-from ...._shared.lanes import ask_for, load, load_place, load_short, load_some, spread, store, total
+from ...._shared.jit import inlined
+from ...._shared.lanes import load, load_place, load_short, load_some, prefetch, spread, store, total
 from ..forms import LANES
 from ..packed import ENTRIES, FIRST, LEVELS, PLANE, SCALE, STEP, ZERO
 from .levels import load_levels, load_some_levels
@@ -26,15 +26,15 @@ CACHE_LINE = 64
 NOTHING = np.float32(0.0)
 
 
-@part
+@inlined
 def logits_by_token(queries, query_step, keys, key_step, width, count, out, out_step):
-    """Logits of four rows with `count` keys whose channels lie side by side, two keys at a time."""
+    """Logits of four rows with `count` keys whose channels are adjacent, two keys at a time."""
     full, rest = width - width % LANES, width % LANES
     for t in range(0, count, 2):
         key = keys + t * key_step
-        other = key + key_step if t + 1 < count else key  # the last of an odd number is computed twice: `out` has room
+        other = key + key_step if t + 1 < count else key  # the last of an odd number is computed twice: `out` has space
         for place in range(0, 2 * width * BYTES, CACHE_LINE):
-            ask_for(key + KEY_AHEAD + place)
+            prefetch(key + KEY_AHEAD + place)
         a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = spread(NOTHING)
         for c in range(0, full * BYTES, WHOLE):
             a0, a1, a2, a3 = add_products(queries + c, query_step, load(key + c), a0, a1, a2, a3)
@@ -50,9 +50,9 @@ def logits_by_token(queries, query_step, keys, key_step, width, count, out, out_
         store_pair(place + 3 * out_step, a3, b3)
 
 
-@part
+@inlined
 def logits_by_channel(queries, query_step, keys, channel_step, width, count, out, out_step):
-    """Logits of four rows with `count` keys of which each channel's numbers lie side by side, eight keys at a time."""
+    """Logits of four rows with `count` keys of which each channel's numbers are adjacent, eight keys at a time."""
     for t in range(0, count, LANES):
         key = keys + t * BYTES
         a0 = a1 = a2 = a3 = spread(NOTHING)
@@ -71,26 +71,26 @@ def logits_by_channel(queries, query_step, keys, channel_step, width, count, out
         store(place + 3 * out_step, a3)
 
 
-@part
+@inlined
 def logits_packed(queries, query_step, scaled, table, owners, head, form, start, width, count, out, out_step):
     """Logits of four rows with `count` keys from token `start` on, one group of tokens after the other.
 
-    Writes up to seven numbers more into each row of `out`. `form` is that of `attend`, `scaled` room for rows like the
-    queries'.
+    Writes up to seven numbers more into each row of `out`. `form` is that of `attend`, `scaled` a workspace for rows
+    like the queries'.
     """
     group_size, bits, element, lowest, higher, zero_in_levels = form
     t, stop = start, start + count
     while t < stop:
-        unit, skipped = t // group_size, t % group_size
-        entry = table + load_short(owners + unit * BYTES) * ENTRIES * PLACE
-        piece = min(group_size - skipped, stop - t)
+        token_group, skipped = t // group_size, t % group_size
+        entry = table + load_short(owners + token_group * BYTES) * ENTRIES * PLACE
+        tokens = min(group_size - skipped, stop - t)
         levels, plane = load_place(entry + LEVELS * PLACE), load_place(entry + PLANE * PLACE)
-        first = load_place(entry + STEP * PLACE) * head + load_place(entry + FIRST * PLACE) + unit * width
+        first = load_place(entry + STEP * PLACE) * head + load_place(entry + FIRST * PLACE) + token_group * width
         scale = load_place(entry + SCALE * PLACE) + first * BYTES
         zero = load_place(entry + ZERO * PLACE) + first * BYTES
         shifts = scale_queries(queries, query_step, scale, zero, width, zero_in_levels, scaled)
-        for i in range(0, piece, 2 * LANES):
-            left = piece - i
+        for i in range(0, tokens, 2 * LANES):
+            left = tokens - i
             a0, a1, a2, a3 = shifts
             b0, b1, b2, b3 = shifts
             c = 0
@@ -98,31 +98,31 @@ def logits_packed(queries, query_step, scaled, table, owners, head, form, start,
                 p = (first + c) // plane
                 upto = min(width, (p + 1) * plane - first)
                 shift, place = lowest + p * higher, (first + c - p * plane) * group_size + skipped + i
-                at, factors = levels + place * element, scaled + c * BYTES
+                address, factors = levels + place * element, scaled + c * BYTES
                 if left >= 2 * LANES:
                     for _ in range(c, upto):
-                        x = load_levels(at, element, shift, bits)
-                        y = load_levels(at + LANES * element, element, shift, bits)
+                        x = load_levels(address, element, shift, bits)
+                        y = load_levels(address + LANES * element, element, shift, bits)
                         a0, a1, a2, a3 = add_multiples(factors, query_step, x, a0, a1, a2, a3)
                         b0, b1, b2, b3 = add_multiples(factors, query_step, y, b0, b1, b2, b3)
-                        at, factors = at + group_size * element, factors + BYTES
+                        address, factors = address + group_size * element, factors + BYTES
                 else:
                     low, high = min(left, LANES), max(left - LANES, 0)
                     for _ in range(c, upto):
-                        x = load_some_levels(at, element, low, shift, bits)
-                        y = load_some_levels(at + LANES * element, element, high, shift, bits)
+                        x = load_some_levels(address, element, low, shift, bits)
+                        y = load_some_levels(address + LANES * element, element, high, shift, bits)
                         a0, a1, a2, a3 = add_multiples(factors, query_step, x, a0, a1, a2, a3)
                         b0, b1, b2, b3 = add_multiples(factors, query_step, y, b0, b1, b2, b3)
-                        at, factors = at + group_size * element, factors + BYTES
+                        address, factors = address + group_size * element, factors + BYTES
                 c = upto
             place = out + (t - start + i) * BYTES
             store_four(place, out_step, a0, a1, a2, a3)
             if left > LANES:
                 store_four(place + WHOLE, out_step, b0, b1, b2, b3)
-        t += piece
+        t += tokens
 
 
-@part
+@inlined
 def scale_queries(queries, step, scale, zero, width, zero_in_levels, scaled):
     """Four rows of queries times the scales, into `scaled`; returns minus their products with the zero points."""
     a0 = a1 = a2 = a3 = spread(NOTHING)

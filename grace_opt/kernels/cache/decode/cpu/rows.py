@@ -6,7 +6,7 @@ bytes.
 
 from __future__ import annotations
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import load, load_one, multiply_add, spread, store, store_one, store_some, total
 from ..forms import LANES
 
@@ -15,53 +15,53 @@ BYTES, PLACE = 4, 8
 WHOLE = LANES * BYTES
 
 
-@part
-def add_products(at, step, x, a, b, c, d):
-    """Four rows of eight numbers each, from `at` on and `step` apart, times `x`, added to the four sums."""
+@inlined
+def add_products(address, step, x, a, b, c, d):
+    """Four rows of eight numbers each, from `address` on and `step` apart, times `x`, added to the four sums."""
     return (
-        multiply_add(load(at), x, a),
-        multiply_add(load(at + step), x, b),
-        multiply_add(load(at + 2 * step), x, c),
-        multiply_add(load(at + 3 * step), x, d),
+        multiply_add(load(address), x, a),
+        multiply_add(load(address + step), x, b),
+        multiply_add(load(address + 2 * step), x, c),
+        multiply_add(load(address + 3 * step), x, d),
     )
 
 
-@part
-def add_multiples(at, step, x, a, b, c, d):
-    """Four single numbers, from `at` on and `step` apart, times `x`, added to the four sums."""
+@inlined
+def add_multiples(address, step, x, a, b, c, d):
+    """Four single numbers, from `address` on and `step` apart, times `x`, added to the four sums."""
     return (
-        multiply_add(spread(load_one(at)), x, a),
-        multiply_add(spread(load_one(at + step)), x, b),
-        multiply_add(spread(load_one(at + 2 * step)), x, c),
-        multiply_add(spread(load_one(at + 3 * step)), x, d),
+        multiply_add(spread(load_one(address)), x, a),
+        multiply_add(spread(load_one(address + step)), x, b),
+        multiply_add(spread(load_one(address + 2 * step)), x, c),
+        multiply_add(spread(load_one(address + 3 * step)), x, d),
     )
 
 
-@part
-def load_four(at, step):
+@inlined
+def load_four(address, step):
     """Eight numbers of each of four rows."""
-    return load(at), load(at + step), load(at + 2 * step), load(at + 3 * step)
+    return load(address), load(address + step), load(address + 2 * step), load(address + 3 * step)
 
 
-@part
-def store_four(at, step, a, b, c, d):
+@inlined
+def store_four(address, step, a, b, c, d):
     """Eight numbers of each of four rows."""
-    store(at, a)
-    store(at + step, b)
-    store(at + 2 * step, c)
-    store(at + 3 * step, d)
+    store(address, a)
+    store(address + step, b)
+    store(address + 2 * step, c)
+    store(address + 3 * step, d)
 
 
-@part
-def store_some_of_four(at, step, count, a, b, c, d):
+@inlined
+def store_some_of_four(address, step, count, a, b, c, d):
     """The first `count` of eight numbers of each of four rows."""
-    store_some(at, a, count)
-    store_some(at + step, b, count)
-    store_some(at + 2 * step, c, count)
-    store_some(at + 3 * step, d, count)
+    store_some(address, a, count)
+    store_some(address + step, b, count)
+    store_some(address + 2 * step, c, count)
+    store_some(address + 3 * step, d, count)
 
 
-@part
+@inlined
 def store_pair(place, a, b):
     """The sums of two vectors, side by side."""
     store_one(place, total(a))

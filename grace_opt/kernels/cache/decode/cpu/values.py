@@ -1,6 +1,6 @@
 """Add shares of four query rows times a block of values, dense or in a few bits, to the sums.
 
-:mod:`grace_opt.kernels.cache.decode.cpu` calls it for each segment. Values in a few bits
+:mod:`grace_opt.kernels.cache.decode.cpu` calls it for each region. Values in a few bits
 (`grace_opt.kernels.cache.decode.packed.PackedValues`) are read in place: a share is multiplied by the scale of its
 token and group once, and the zero points are summed separately.
 """
@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...._shared.jit import part
-from ...._shared.lanes import ask_for, load, load_one, load_place, load_short, load_some, spread, store_one
+from ...._shared.jit import inlined
+from ...._shared.lanes import load, load_one, load_place, load_short, load_some, prefetch, spread, store_one
 from ..forms import LANES
 from ..packed import ENTRIES, FIRST, LEVELS, PLANE, SCALE, STEP, ZERO
 from .levels import load_levels, load_some_levels
 from .rows import BYTES, PLACE, WHOLE, add_multiples, load_four, store_four, store_some_of_four
 
-#: Tokens whose values are added before the sums go back to memory, and how many tokens ahead values are asked for.
+#: Tokens whose values are added before the sums go back to memory, and how many tokens ahead values are prefetched.
 GROUP, AHEAD = 8, 16
 NOTHING = np.float32(0.0)
 
 
-@part
+@inlined
 def add_values(shares, share_step, values, value_step, width, count, out, out_step):
     """Add to four rows of `out` their shares times `count` values, sixteen channels at a time."""
     for start in range(0, count, GROUP):
@@ -33,25 +33,25 @@ def add_values(shares, share_step, values, value_step, width, count, out, out_st
             value, left = values + c * BYTES, width - c
             if left >= 2 * LANES:
                 for t in range(start, stop):
-                    at, share = value + t * value_step, shares + t * BYTES
-                    ask_for(at + AHEAD * value_step)
-                    a0, a1, a2, a3 = add_multiples(share, share_step, load(at), a0, a1, a2, a3)
-                    b0, b1, b2, b3 = add_multiples(share, share_step, load(at + WHOLE), b0, b1, b2, b3)
+                    address, share = value + t * value_step, shares + t * BYTES
+                    prefetch(address + AHEAD * value_step)
+                    a0, a1, a2, a3 = add_multiples(share, share_step, load(address), a0, a1, a2, a3)
+                    b0, b1, b2, b3 = add_multiples(share, share_step, load(address + WHOLE), b0, b1, b2, b3)
             else:
                 low, high = min(left, LANES), max(left - LANES, 0)
                 for t in range(start, stop):
-                    at, share = value + t * value_step, shares + t * BYTES
-                    a0, a1, a2, a3 = add_multiples(share, share_step, load_some(at, low), a0, a1, a2, a3)
-                    b0, b1, b2, b3 = add_multiples(share, share_step, load_some(at + WHOLE, high), b0, b1, b2, b3)
+                    address, share = value + t * value_step, shares + t * BYTES
+                    a0, a1, a2, a3 = add_multiples(share, share_step, load_some(address, low), a0, a1, a2, a3)
+                    b0, b1, b2, b3 = add_multiples(share, share_step, load_some(address + WHOLE, high), b0, b1, b2, b3)
             store_four(place, out_step, a0, a1, a2, a3)
             store_four(place + WHOLE, out_step, b0, b1, b2, b3)
 
 
-@part
+@inlined
 def add_packed_values(shares, share_step, scaled, table, owners, head, form, start, width, count, out, out_step):
     """Add to four rows of `out` their shares times `count` values from token `start` on, group by group.
 
-    `form` is that of `attend`, `scaled` room for rows like those of the shares.
+    `form` is that of `attend`, `scaled` a workspace for rows like those of the shares.
     """
     size, bits, element, lowest, higher, zero_in_levels = form
     per_token = width // size
@@ -70,9 +70,9 @@ def add_packed_values(shares, share_step, scaled, table, owners, head, form, sta
                 row = first + u * per_token + group
                 p = row // plane
                 tokens = min(until - u, ((p + 1) * plane - row + per_token - 1) // per_token)
-                mine, at = shares + (u - start) * BYTES, row * BYTES
+                mine, offset = shares + (u - start) * BYTES, row * BYTES
                 zeros = scale_shares(
-                    mine, share_step, scale + at, zero + at, per_token * BYTES, tokens, zero_in_levels, scaled
+                    mine, share_step, scale + offset, zero + offset, per_token * BYTES, tokens, zero_in_levels, scaled
                 )
                 add_levels(
                     scaled,
@@ -92,7 +92,7 @@ def add_packed_values(shares, share_step, scaled, table, owners, head, form, sta
         t = until
 
 
-@part
+@inlined
 def scale_shares(shares, share_step, scale, zero, step, count, zero_in_levels, scaled):
     """Shares of four rows times the scales of `count` tokens, into `scaled`; minus their products with the zeros."""
     a0 = a1 = a2 = a3 = NOTHING
@@ -111,25 +111,25 @@ def scale_shares(shares, share_step, scale, zero, step, count, zero_in_levels, s
     return spread(a0), spread(a1), spread(a2), spread(a3)
 
 
-@part
+@inlined
 def add_levels(scaled, share_step, levels, step, size, count, element, shift, bits, zeros, out, out_step):
     """Add the levels of one group of channels, times the scaled shares of `count` tokens, and `zeros`."""
     z0, z1, z2, z3 = zeros
     for c in range(0, size, 2 * LANES):
-        place, at, left = out + c * BYTES, levels + c * element, size - c
+        place, address, left = out + c * BYTES, levels + c * element, size - c
         low, high = min(left, LANES), max(min(left - LANES, LANES), 0)
         a0, a1, a2, a3 = load_four(place, out_step)
         b0, b1, b2, b3 = load_four(place + WHOLE, out_step)
         if left >= 2 * LANES:
             for i in range(count):
-                share, here = scaled + i * BYTES, at + i * step
+                share, here = scaled + i * BYTES, address + i * step
                 x = load_levels(here, element, shift, bits)
                 y = load_levels(here + LANES * element, element, shift, bits)
                 a0, a1, a2, a3 = add_multiples(share, share_step, x, a0, a1, a2, a3)
                 b0, b1, b2, b3 = add_multiples(share, share_step, y, b0, b1, b2, b3)
         else:
             for i in range(count):
-                share, here = scaled + i * BYTES, at + i * step
+                share, here = scaled + i * BYTES, address + i * step
                 x = load_some_levels(here, element, low, shift, bits)
                 y = load_some_levels(here + LANES * element, element, high, shift, bits)
                 a0, a1, a2, a3 = add_multiples(share, share_step, x, a0, a1, a2, a3)

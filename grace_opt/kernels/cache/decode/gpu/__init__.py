@@ -4,22 +4,22 @@ r"""Attention of a few new queries over a pruned key cache on the GPU, in two ke
 sinks, pruned keys, dense tail), times the values. Decoding reads every stored key and value once and computes little
 with them, so a kernel that reads only the kept channels, once, is as fast as the memory allows.
 
-1. The tokens are cut into blocks that never span two segments, and the blocks are divided into equal runs. One program
-   per (sequence and KV head, run) holds the queries of the whole group, gathers their kept channels once, and processes
-   its run with a running maximum :math:`m`, sum :math:`l = \sum_j e^{x_j - m}` and product
+1. The tokens are cut into blocks that never span two regions, and the blocks are divided into equal splits. One program
+   per (sequence and KV head, split) holds the queries of the whole group, gathers their kept channels once, and
+   processes its split with a running maximum :math:`m`, sum :math:`l = \sum_j e^{x_j - m}` and product
    :math:`a = \sum_j e^{x_j - m} v_j` in float32.
-2. The runs are combined: :math:`M = \max_r m_r`, output :math:`\sum_r e^{m_r - M} a_r / \sum_r e^{m_r - M} l_r`.
+2. The splits are combined: :math:`M = \max_r m_r`, output :math:`\sum_r e^{m_r - M} a_r / \sum_r e^{m_r - M} l_r`.
 
 Internally, logits are in powers of two (times :math:`\log_2 e`). A column that a mask hides has the smallest float32
 instead of minus infinity, so a row that sees nothing gets the mean of all values, as in the reference, and not NaN.
 
 When: on a GPU, while decoding, if no gradients, dropout or attention weights are needed; `unsupported_reason` says why
 not. Measure there whether it is faster. Nothing waits for the device, and the division of work depends only on shapes.
-A row of a pruned key that is not a multiple of 16 bytes is read in small pieces: numbers of kept channels that are
+A row of a pruned key that is not a multiple of 16 bytes is read in small parts: numbers of kept channels that are
 multiples of 8 are read fastest.
 
 Source: Dao et al., "Flash-Decoding for long-context inference" (2023), for splitting along the tokens; Milakov and
-Gimelshein (arXiv 1805.02867) for the running softmax. Segments and kept channels as in ThinK (arXiv 2407.21018).
+Gimelshein (arXiv 1805.02867) for the running softmax. Regions and kept channels as in ThinK (arXiv 2407.21018).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .....errors import CacheError
 from ..checks import check_lengths, kind_of_mask
 from ..forms import BOOL
 from ..packed import Packed, PackedKeys, PackedValues, element_of
-from .attend import LOG2E, attend_run, join_runs
+from .attend import LOG2E, attend_split, join_splits
 
 #: Widest head, of keys and of values, that one program holds.
 MAX_WIDTH = 256
@@ -48,9 +48,9 @@ QUERY_BYTES = 16 * 1024
 BLOCK_BYTES = 32 * 1024
 #: Approximate number of programs to start: several for each multiprocessor of a large GPU.
 PROGRAMS = 512
-#: Fewest blocks in a run if there are several runs, and most runs per head.
-BLOCKS_PER_RUN = 4
-MAX_RUNS = 64
+#: Fewest blocks in a split if there are several, and most splits per head.
+BLOCKS_PER_SPLIT = 4
+MAX_SPLITS = 64
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _PARAMETERS = dict(zip(_DTYPES, (tl.float16, tl.bfloat16, tl.float32), strict=True))
@@ -86,7 +86,7 @@ def unsupported_reason(
             f"{rows} query rows of width {width} take {held} bytes of {query.dtype}; at most {QUERY_BYTES} is possible"
         )
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, *stored)):
-        return "gradients are asked for, and the kernels have none"
+        return "gradients are requested, and the kernels have none"
     if not query.is_cuda and not _INTERPRETED:
         return f"tensors are on {query.device}; a GPU is needed, or TRITON_INTERPRET=1 before triton is imported"
     return None
@@ -106,7 +106,7 @@ def decode_attention(
     causal: bool = True,
     *,
     block: int | None = None,
-    runs: int | None = None,
+    splits: int | None = None,
 ) -> Tensor:
     """Compute attention over sinks, pruned keys and a dense tail.
 
@@ -134,8 +134,8 @@ def decode_attention(
         Logits become ``softcap * tanh(logits / softcap)`` before the mask.
     causal : bool
         What ``attention_mask=None`` means.
-    block, runs : int or None
-        Tokens per block (a power of two, at least 16) and runs per head, for measurements; None chooses from the
+    block, splits : int or None
+        Tokens per block (a power of two, at least 16) and splits per head, for measurements; None chooses from the
         shapes.
 
     Returns
@@ -152,7 +152,7 @@ def decode_attention(
     if reason is not None:
         raise CacheError(f"the decoding kernel cannot be used: {reason}; use pruned_attention")
     batch, query_heads, length, width = query.shape
-    heads, pruned, kept = pruned_keys.shape[1:]
+    heads, pruned, kept_count = pruned_keys.shape[1:]
     sinks, tail, value_width = sink_keys.shape[2], tail_keys.shape[2], tail_values.shape[3]
     group, total = query_heads // heads, sinks + pruned + tail
     check_lengths(sinks, pruned, tail, old_values, tail_values)
@@ -161,7 +161,7 @@ def decode_attention(
         return output
     kind, mask, mask_strides = read_mask(attention_mask, query, total, causal)
 
-    kept_block, block_width, value_block = (padded(n) for n in (kept, width, value_width))
+    kept_block, block_width, value_block = (padded(n) for n in (kept_count, width, value_width))
     if block is None:
         block = _block_size(max(block_width, kept_block) + value_block, query.element_size())
         if isinstance(pruned_keys, PackedKeys):
@@ -171,10 +171,10 @@ def decode_attention(
         blocks_per_group = triton.cdiv(pruned_keys.group_size, block)
         pruned_blocks = pruned // pruned_keys.group_size * blocks_per_group
     blocks = triton.cdiv(sinks, block) + pruned_blocks + triton.cdiv(tail, block)
-    if runs is None:
-        runs = min(MAX_RUNS, triton.cdiv(PROGRAMS, batch * heads), triton.cdiv(blocks, BLOCKS_PER_RUN))
-    blocks_per_run = triton.cdiv(blocks, runs)
-    runs = triton.cdiv(blocks, blocks_per_run)
+    if splits is None:
+        splits = min(MAX_SPLITS, triton.cdiv(PROGRAMS, batch * heads), triton.cdiv(blocks, BLOCKS_PER_SPLIT))
+    blocks_per_split = triton.cdiv(blocks, splits)
+    splits = triton.cdiv(blocks, blocks_per_split)
 
     scaling = width**-0.5 if scaling is None else scaling
     if softcap is None:
@@ -183,15 +183,15 @@ def decode_attention(
         inner, outer = 2 * scaling / softcap * LOG2E.value, softcap * LOG2E.value
 
     rows = group * length
-    largest, sums = query.new_empty(2, batch * heads, runs, rows, dtype=torch.float32)
-    products = query.new_empty(batch * heads, runs, rows, value_width, dtype=torch.float32)
+    largest, sums = query.new_empty(2, batch * heads, splits, rows, dtype=torch.float32)
+    products = query.new_empty(batch * heads, splits, rows, value_width, dtype=torch.float32)
     row_block = padded(rows)
     with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
-        attend_run[(batch * heads, runs)](
+        attend_split[(batch * heads, splits)](
             query, *query.stride(), *_read(pruned_keys), kept_indices, *kept_indices.stride(),
             sink_keys, *sink_keys.stride(), tail_keys, *tail_keys.stride(),
             *_read(old_values), tail_values, *tail_values.stride(), mask, *mask_strides,
-            largest, sums, products, heads, width, kept, value_width, sinks, pruned, tail, blocks_per_run,
+            largest, sums, products, heads, width, kept_count, value_width, sinks, pruned, tail, blocks_per_split,
             float(inner), float(outer),
             GROUP=group, LENGTH=length, MASK=kind, SOFTCAP=softcap is not None,
             WIDEN=_INTERPRETED and query.dtype == torch.bfloat16,
@@ -199,15 +199,15 @@ def decode_attention(
             BLOCKS_PER_GROUP=blocks_per_group, **_form("KEY", pruned_keys), **_form("VALUE", old_values),
             num_warps=4 if row_block <= 32 else 8, num_stages=_stages(query.dtype, pruned_keys, old_values),
         )  # fmt: skip
-        join_runs[(batch * heads * rows,)](
-            largest, sums, products, output, runs, heads, value_width,
-            GROUP=group, LENGTH=length, RUNS=triton.next_power_of_2(runs), VALUE_WIDTH=value_block, num_warps=4,
+        join_splits[(batch * heads * rows,)](
+            largest, sums, products, output, splits, heads, value_width,
+            GROUP=group, LENGTH=length, SPLITS=triton.next_power_of_2(splits), VALUE_WIDTH=value_block, num_warps=4,
         )  # fmt: skip
     return output
 
 
 def _read(stored: Tensor | Packed) -> tuple[Any, ...]:
-    """What is read of pruned keys or old values: numbers or table, owners (or any tensor), strides."""
+    """Return what is read of pruned keys or old values: numbers or table, owners (or any tensor), strides."""
     if isinstance(stored, Packed):
         return stored.table, stored.owners, stored.table.stride(0), 0, 0, 0
     return stored, stored, *stored.stride()
@@ -220,7 +220,7 @@ def _form(name: str, stored: Tensor | Packed) -> dict[str, Any]:
     else:
         form = 1, 8, False, False, tl.float32
     names = "SIZE", "BITS", "HIGH_FIRST", "ZERO_IN_LEVELS", "PARAMETERS"
-    constants = {f"{name}_{part}": value for part, value in zip(names, form, strict=True)}
+    constants = {f"{name}_{field}": value for field, value in zip(names, form, strict=True)}
     return {f"PACKED_{name}S": isinstance(stored, Packed), **constants}
 
 
@@ -250,10 +250,10 @@ def _block_size(channels: int, itemsize: int) -> int:
 
 
 def _stages(dtype: torch.dtype, *stored: Tensor | Packed) -> int:
-    """Blocks that are on chip at once: one in float32 where levels lie in int32, as small GPUs have no room for two."""
-    packed = (part for part in stored if isinstance(part, Packed))
-    return 1 if dtype == torch.float32 and any(element_of(part.bits)[0] == torch.int32 for part in packed) else 2
+    """Blocks that are on chip at once: one in float32 where levels are in int32, as two do not fit on small GPUs."""
+    packed = (numbers for numbers in stored if isinstance(numbers, Packed))
+    return 1 if dtype == torch.float32 and any(element_of(numbers.bits)[0] == torch.int32 for numbers in packed) else 2
 
 
 #: Whether triton was imported with TRITON_INTERPRET=1: numpy does the work, on the CPU, and multiplies no bfloat16.
-_INTERPRETED = not isinstance(attend_run, triton.JITFunction)
+_INTERPRETED = not isinstance(attend_split, triton.JITFunction)

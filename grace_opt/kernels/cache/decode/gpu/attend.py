@@ -23,7 +23,7 @@ LEAST = tl.constexpr(torch.finfo(torch.float32).min)
 
 @triton.jit
 def load_keys(keys, token_step, channel_step, tokens, exists, width, WIDTH: tl.constexpr):
-    """(channels, tokens) of dense keys."""
+    """Return (channels, tokens) of dense keys."""
     channels = tl.arange(0, WIDTH)
     return tl.load(
         keys + tokens.to(tl.int64)[None, :] * token_step + channels[:, None] * channel_step,
@@ -34,7 +34,7 @@ def load_keys(keys, token_step, channel_step, tokens, exists, width, WIDTH: tl.c
 
 @triton.jit
 def load_values(values, token_step, channel_step, tokens, exists, width, WIDTH: tl.constexpr):
-    """(tokens, channels) of dense values."""
+    """Return (tokens, channels) of dense values."""
     channels = tl.arange(0, WIDTH)
     return tl.load(
         values + tokens.to(tl.int64)[:, None] * token_step + channels[None, :] * channel_step,
@@ -53,10 +53,10 @@ def unpacked(
     ELEMENT: tl.constexpr = tl.int32 if BITS == 3 else tl.uint8  # as `packed.element_of` has it
     ROWS: tl.constexpr = 10 if BITS == 3 else 8 // BITS
     number = row // plane
-    at = levels.to(tl.pointer_type(ELEMENT)) + (row - number * plane) * SIZE
-    found = tl.load(at + place, mask=exists, other=0).to(tl.int32)
+    address = levels.to(tl.pointer_type(ELEMENT)) + (row - number * plane) * SIZE
+    word = tl.load(address + place, mask=exists, other=0).to(tl.int32)
     shift = ((ROWS - 1 - number) * BITS if HIGH_FIRST else number * BITS).to(tl.int32)
-    level = ((found >> shift) & ((1 << BITS) - 1)).to(tl.float32)
+    level = ((word >> shift) & ((1 << BITS) - 1)).to(tl.float32)
     factor = tl.load(scale.to(tl.pointer_type(PARAMETERS)) + row, mask=exists, other=0.0).to(tl.float32)
     shifted = tl.load(zero.to(tl.pointer_type(PARAMETERS)) + row, mask=exists, other=0.0).to(tl.float32)
     return factor * (level - shifted) if ZERO_IN_LEVELS else factor * level - shifted
@@ -64,14 +64,14 @@ def unpacked(
 
 @triton.jit
 def load_packed_keys(
-    table, owners, head, unit, places, exists, width,
+    table, owners, head, token_group, places, exists, width,
     SIZE: tl.constexpr, BITS: tl.constexpr, HIGH_FIRST: tl.constexpr, ZERO_IN_LEVELS: tl.constexpr,
     PARAMETERS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """(channels, tokens) of the tokens at `places` of one unit."""
+    """Return (channels, tokens) of the tokens at `places` of one token group."""
     channels = tl.arange(0, WIDTH)
-    entry = table + tl.load(owners + unit).to(tl.int64) * ENTRIES
-    row = tl.load(entry + STEP) * head + tl.load(entry + FIRST) + unit.to(tl.int64) * width + channels
+    entry = table + tl.load(owners + token_group).to(tl.int64) * ENTRIES
+    row = tl.load(entry + STEP) * head + tl.load(entry + FIRST) + token_group.to(tl.int64) * width + channels
     return unpacked(
         tl.load(entry),
         tl.load(entry + SCALE),
@@ -90,12 +90,12 @@ def load_old_values(
     PACKED: tl.constexpr, SIZE: tl.constexpr, BITS: tl.constexpr, HIGH_FIRST: tl.constexpr,
     ZERO_IN_LEVELS: tl.constexpr, PARAMETERS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """(tokens, channels) of dense values, or of packed ones, whose table `values` is then."""
+    """Return (tokens, channels) of dense values, or of packed ones, whose table `values` is then."""
     if PACKED:
         channels = tl.arange(0, WIDTH)
         entry = values + tl.load(owners + tokens, mask=exists, other=0).to(tl.int64) * ENTRIES
         first = tl.load(entry + STEP) * head + tl.load(entry + FIRST) + tokens.to(tl.int64) * (width // SIZE)
-        found = unpacked(
+        numbers = unpacked(
             tl.load(entry)[:, None],
             tl.load(entry + SCALE)[:, None],
             tl.load(entry + ZERO)[:, None],
@@ -106,8 +106,8 @@ def load_old_values(
             SIZE, BITS, HIGH_FIRST, ZERO_IN_LEVELS, PARAMETERS,
         )  # fmt: skip
     else:
-        found = load_values(values, token_step, channel_step, tokens, exists, width, WIDTH)
-    return found
+        numbers = load_values(values, token_step, channel_step, tokens, exists, width, WIDTH)
+    return numbers
 
 
 @triton.jit
@@ -140,7 +140,7 @@ def attend_block(
     largest, sums, products, queries, k, v, columns, exists, mask, mask_column, row_exists, last_column, inner, outer,
     MASK: tl.constexpr, SOFTCAP: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """One more block: keys `k`, (channels, tokens), and values `v`, (tokens, channels), of `columns` among all."""
+    """Add one more block: keys `k`, (channels, tokens), and values `v`, (tokens, channels), of `columns` among all."""
     if WIDEN:
         x = tl.dot(queries.to(tl.float32), k.to(tl.float32), input_precision="ieee")
     else:
@@ -159,17 +159,17 @@ def attend_block(
 
 
 # Numbers that change from token to token: compiling again for each that 16 divides would cost more than it brings.
-_CHANGING = ["mask_batch", "mask_head", "mask_row", "sinks", "pruned", "tail", "blocks_per_run"]
+_CHANGING = ["mask_batch", "mask_head", "mask_row", "sinks", "pruned", "tail", "blocks_per_split"]
 
 
 @triton.jit(do_not_specialize=_CHANGING)
-def attend_run(
+def attend_split(
     query, query_batch, query_head, query_row, query_channel, pruned_keys, key_owners, pruned_batch, pruned_head,
     pruned_token, pruned_channel, kept_indices, kept_batch, kept_head, kept_channel, sink_keys, sink_batch, sink_head,
     sink_token, sink_channel, tail_keys, tail_batch, tail_head, tail_token, tail_channel, old_values, value_owners,
     old_batch, old_head, old_token, old_channel, tail_values, new_batch, new_head, new_token, new_channel, mask,
-    mask_batch, mask_head, mask_row, mask_column, largest_out, sums_out, products_out, heads, width, kept,
-    value_width, sinks, pruned, tail, blocks_per_run, inner, outer, GROUP: tl.constexpr, LENGTH: tl.constexpr,
+    mask_batch, mask_head, mask_row, mask_column, largest_out, sums_out, products_out, heads, width, kept_count,
+    value_width, sinks, pruned, tail, blocks_per_split, inner, outer, GROUP: tl.constexpr, LENGTH: tl.constexpr,
     MASK: tl.constexpr, SOFTCAP: tl.constexpr, WIDEN: tl.constexpr, ROW_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, KEPT: tl.constexpr, VALUE_WIDTH: tl.constexpr, PACKED_KEYS: tl.constexpr,
     KEY_SIZE: tl.constexpr, BLOCKS_PER_GROUP: tl.constexpr, KEY_BITS: tl.constexpr, KEY_HIGH_FIRST: tl.constexpr,
@@ -177,12 +177,12 @@ def attend_run(
     VALUE_SIZE: tl.constexpr, VALUE_BITS: tl.constexpr, VALUE_HIGH_FIRST: tl.constexpr,
     VALUE_ZERO_IN_LEVELS: tl.constexpr, VALUE_PARAMETERS: tl.constexpr,
 ):  # fmt: skip
-    """One KV head of one sequence, one run of blocks; row r is query head r // LENGTH of the group, token r % LENGTH.
+    """Attend to one split of blocks of one pair; row r is query head r // LENGTH of the group, token r % LENGTH.
 
     With `PACKED_KEYS`, `pruned_keys` is their table, and one group is one or more blocks; with `PACKED_VALUES`,
     `old_values` is theirs.
     """
-    pair, run = tl.program_id(0), tl.program_id(1)
+    pair, split = tl.program_id(0), tl.program_id(1)
     b, h = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
     rows = tl.arange(0, ROW_BLOCK)
     row_exists = rows < GROUP * LENGTH
@@ -198,18 +198,20 @@ def attend_run(
         other=0.0,
     )
     number = tl.arange(0, KEPT)
-    chosen = tl.load(kept_indices + b * kept_batch + h * kept_head + number * kept_channel, mask=number < kept, other=0)
+    chosen = tl.load(
+        kept_indices + b * kept_batch + h * kept_head + number * kept_channel, mask=number < kept_count, other=0
+    )
     narrow = tl.load(
         from_row[:, None] + chosen[None, :] * query_channel,
-        mask=row_exists[:, None] & (number < kept)[None, :],
+        mask=row_exists[:, None] & (number < kept_count)[None, :],
         other=0.0,
     )
 
     largest = tl.full([ROW_BLOCK], LEAST, tl.float32)
     sums = tl.zeros([ROW_BLOCK], tl.float32)
     products = tl.zeros([ROW_BLOCK, VALUE_WIDTH], tl.float32)
-    first = run * blocks_per_run
-    stop = first + blocks_per_run
+    first = split * blocks_per_split
+    stop = first + blocks_per_split
     after_sinks = tl.cdiv(sinks, BLOCK)
     pruned_blocks = pruned // KEY_SIZE * BLOCKS_PER_GROUP if PACKED_KEYS else tl.cdiv(pruned, BLOCK)
     after_pruned = after_sinks + pruned_blocks
@@ -236,14 +238,14 @@ def attend_run(
             places = block % BLOCKS_PER_GROUP * BLOCK + tl.arange(0, BLOCK)
             tokens, exists = group * KEY_SIZE + places, places < KEY_SIZE
             k = load_packed_keys(
-                pruned_keys + b * pruned_batch, key_owners, h, group, places, exists, kept,
+                pruned_keys + b * pruned_batch, key_owners, h, group, places, exists, kept_count,
                 KEY_SIZE, KEY_BITS, KEY_HIGH_FIRST, KEY_ZERO_IN_LEVELS, KEY_PARAMETERS, KEPT,
             ).to(narrow.dtype)  # fmt: skip
         else:
             tokens = block * BLOCK + tl.arange(0, BLOCK)
             exists = tokens < pruned
             keys = pruned_keys + b * pruned_batch + h * pruned_head
-            k = load_keys(keys, pruned_token, pruned_channel, tokens, exists, kept, KEPT)
+            k = load_keys(keys, pruned_token, pruned_channel, tokens, exists, kept_count, KEPT)
         columns = sinks + tokens
         v = load_old_values(
             values, value_owners, old_token, old_channel, h, columns, exists, value_width, PACKED_VALUES,
@@ -266,7 +268,7 @@ def attend_run(
             inner, outer, MASK, SOFTCAP, WIDEN,
         )  # fmt: skip
 
-    place = (pair.to(tl.int64) * tl.num_programs(1) + run) * GROUP * LENGTH + rows
+    place = (pair.to(tl.int64) * tl.num_programs(1) + split) * GROUP * LENGTH + rows
     tl.store(largest_out + place, largest, mask=row_exists)
     tl.store(sums_out + place, sums, mask=row_exists)
     v_channels = tl.arange(0, VALUE_WIDTH)
@@ -277,17 +279,17 @@ def attend_run(
     )
 
 
-@triton.jit(do_not_specialize=["runs"])
-def join_runs(
-    largest_in, sums_in, products_in, output, runs, heads, value_width, GROUP: tl.constexpr, LENGTH: tl.constexpr,
-    RUNS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+@triton.jit(do_not_specialize=["splits"])
+def join_splits(
+    largest_in, sums_in, products_in, output, splits, heads, value_width, GROUP: tl.constexpr, LENGTH: tl.constexpr,
+    SPLITS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One query row: its runs, weighted as their maxima say, and divided by the sum of the weights."""
+    """Join the splits of one query row, weighted by their maxima and divided by the sum of the weights."""
     program = tl.program_id(0).to(tl.int64)
     pair, row = program // (GROUP * LENGTH), program % (GROUP * LENGTH)
-    number = tl.arange(0, RUNS)
-    exists = number < runs
-    place = (pair * runs + number) * (GROUP * LENGTH) + row
+    number = tl.arange(0, SPLITS)
+    exists = number < splits
+    place = (pair * splits + number) * (GROUP * LENGTH) + row
     largest = tl.load(largest_in + place, mask=exists, other=LEAST)
     weight = tl.exp2(largest - tl.max(largest, axis=0))
     sums = tl.load(sums_in + place, mask=exists, other=0.0)

@@ -1,11 +1,11 @@
 """Attention of one new query over few of the stored tokens on the CPU: scores, choice, attention, bound in one loop.
 
-`grace_opt.kernels.cache.reading.host` calls it; `reference` defines the result. An item is one KV head of one sequence;
-its tokens are scored, and read, in runs, so that few items keep many threads busy. Units are counted by score, for the
-whole group of query heads, which says up to which score they are read. Tokens are copied, a block at a time and in the
-order in which they lie, to where the decoding kernel's loops (`grace_opt.kernels.cache.decode.cpu`) read them. Logits
-are in powers of two; scores lack what all logits have in common. Bounds are joined in float64 with what `certificate`
-allows for rounding.
+`grace_opt.kernels.cache.reading.host` calls it; `reference` defines the result. A pair is one KV head of one sequence;
+its tokens are scored, and read, in splits, so that few pairs keep many threads busy. Pages are counted by score, for
+the whole group of query heads, which says up to which score they are read. Tokens are copied, a block at a time and in
+their own order, to where the decoding kernel's loops (`grace_opt.kernels.cache.decode.cpu`) read them. Logits are in
+powers of two; scores lack what all logits have in common. Bounds are joined in float64 with what `certificate` allows
+for rounding.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
 
-from ...._shared.jit import c_function, part
+from ...._shared.jit import c_function, inlined
 from ...._shared.lanes import add_one, count_now
 from ...._shared.memory import array_at, zeros
 from ...decode.cpu import BLOCK, LOG2E, address
@@ -23,9 +23,9 @@ from ..forms import (
     ABOUT,
     BUCKETS,
     CHOSEN,
+    CHOSEN_COUNT,
     DONE,
     FIRST_CHOSEN,
-    FOUND,
     GROUP,
     HEADS,
     JOINED,
@@ -35,153 +35,155 @@ from ..forms import (
     MORE_CHOSEN,
     NORMS,
     NOTHING_LEFT,
-    OF_ITEM,
+    PAGES,
+    PER_PAIR,
     PLACES,
     READ,
     REAL,
-    RUNS,
-    RUNS_READ,
-    RUNS_SCORED,
     SCALE,
     SCORED,
+    SPLITS,
+    SPLITS_READ,
+    SPLITS_SCORED,
     STOP,
-    UNITS,
     WIDTH,
 )
-from .choice import take_units
-from .chosen import read_units
+from .choice import take_pages
+from .chosen import read_pages
 from .dense import queries_of
 from .phases import finish, prepare
 from .scores import score
 from .states import clear
 
 
-@part
+@inlined
 def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, work):
     """Attend to few tokens; threads that call this on the same arrays share the work.
 
-    The units of an item are `SCORED`, in runs; then some are chosen and `READ`, in runs, and what was read is `JOINED`.
-    Who ends the last run of an item goes on with it, so that its choice goes beside other items' runs.
+    The pages of a pair are `SCORED`, in splits; then some are chosen and `READ`, in splits, and what was read is
+    `JOINED`. Who ends the last split of a pair goes on with it, so that its choice goes beside other pairs' splits.
 
     Parameters
     ----------
     phase : int
-        `SCORED`: all of this. To read more, first `MORE_CHOSEN` for all items, and then `READ`, to the end.
-    taken : (1 + items * OF_ITEM,) int64
-        Number of pieces taken so far, and of each item runs and choices; zeros at first.
+        `SCORED`: all of this. To read more, first `MORE_CHOSEN` for all pairs, and then `READ`, to the end.
+    taken : (1 + pairs * PER_PAIR,) int64
+        Number of tasks taken so far, and of each pair splits and choices; zeros at first.
     places : (16, 5) int64
     sizes : (14,) int64
     factors : (3,) float64
         Scaling; epsilon and share expected, negative for none.
     least : (2, B) int64
-        Number of units to read at least, and how many more at a time.
+        Number of pages to read at least, and how many more at a time.
     output : (B, H_q, d_v) float32
     bounds_out : (B, H_q) float64
     work : tuple
-        What the phases leave to each other: scores (items, rows, units), how many steps each unit is below the first
-        (items, units) and numbers of units at each (items, BUCKETS), the units to read (items, units), numbers of rows
-        (items, 5, rows), counts (items, 4 + runs), and of every run and the dense tokens: largest, sums (items, runs,
-        rows) and products (items, runs, rows, d_v).
+        What the phases leave to each other: scores (pairs, rows, pages), how many steps each page is below the first
+        (pairs, pages) and numbers of pages at each (pairs, BUCKETS), the pages to read (pairs, pages), numbers of rows
+        (pairs, 5, rows), counts (pairs, 4 + splits), and of every split and the dense tokens: largest, sums (pairs,
+        splits, rows) and products (pairs, splits, rows, d_v).
     """
     expected, ranks, numbers_at, chosen, about, counts, largest, sums, products = work
-    rows, width, kept, runs = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[RUNS]
-    items, room = expected.shape[0], expected.shape[1]
-    full = zeros((room, (width + LANES - 1) // LANES * LANES), np.float32)
-    narrow = zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
+    rows, width, kept_count, splits = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[SPLITS]
+    pairs, padded_rows = expected.shape[0], expected.shape[1]
+    full = zeros((padded_rows, (width + LANES - 1) // LANES * LANES), np.float32)
+    narrow = zeros((padded_rows, (kept_count + LANES - 1) // LANES * LANES), np.float32)
     half, masks = np.zeros_like(narrow), zeros((rows,), np.int64)
     logits = zeros((ROWS, BLOCK + LANES), np.float32)
     scaled = zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
-    key_room = zeros((BLOCK, narrow.shape[1]), np.float32)
-    value_room, tokens = zeros((BLOCK, products.shape[3]), np.float32), zeros((BLOCK,), np.int64)
-    task, item, run = NOTHING_LEFT, 0, 0
+    key_workspace = zeros((BLOCK, narrow.shape[1]), np.float32)
+    value_workspace, tokens = zeros((BLOCK, products.shape[3]), np.float32), zeros((BLOCK,), np.int64)
+    task, pair, split = NOTHING_LEFT, 0, 0
     while True:
         if task == NOTHING_LEFT:
-            task, item, run = next_task(phase, taken, items, runs)
+            task, pair, split = next_task(phase, taken, pairs, splits)
             if task == NOTHING_LEFT:
                 return
-        b, h, count = item // sizes[HEADS], item % sizes[HEADS], counts[item]
-        own, now, task = taken[1 + item * OF_ITEM :], task, NOTHING_LEFT
+        b, h, count = pair // sizes[HEADS], pair % sizes[HEADS], counts[pair]
+        own, now, task = taken[1 + pair * PER_PAIR :], task, NOTHING_LEFT
         for row in range(rows):
             masks[row] = address(places[MASK], b, h * rows + row)
         if now == SCORED:
-            score(item, run, places, sizes, factors, full, narrow, half, expected[item])
-            if add_one(own[RUNS_SCORED:]) == runs - 1:
+            score(pair, split, places, sizes, factors, full, narrow, half, expected[pair])
+            if add_one(own[SPLITS_SCORED:]) == splits - 1:
                 task = FIRST_CHOSEN
         elif now in (FIRST_CHOSEN, MORE_CHOSEN):
             if now == FIRST_CHOSEN:
-                clear(largest[item], sums[item], products[item])
-                for place in range(runs):
+                clear(largest[pair], sums[pair], products[pair])
+                for place in range(splits):
                     count[REAL + place] = 0
-                state = largest[item, runs], sums[item, runs], products[item, runs]
-                parts = (logits, scaled), state, about[item], expected[item], ranks[item], numbers_at[item]
-                count[STOP] = prepare(item, places, sizes, factors, least, full, narrow, masks, *parts)
+                state = largest[pair, splits], sums[pair, splits], products[pair, splits]
+                parts = (logits, scaled), state, about[pair], expected[pair], ranks[pair], numbers_at[pair]
+                count[STOP] = prepare(pair, places, sizes, factors, least, full, narrow, masks, *parts)
                 count[DONE], count[NORMS] = 0, address(places[LOWER], b, h)
-            count[FOUND] = take_units(
-                count[STOP] - count[DONE], sizes[UNITS], ranks[item], numbers_at[item], chosen[item]
+            count[CHOSEN_COUNT] = take_pages(
+                count[STOP] - count[DONE], sizes[PAGES], ranks[pair], numbers_at[pair], chosen[pair]
             )
             count[DONE] = count[STOP]
             add_one(own[CHOSEN:])
         elif now == READ:
-            start, stop = count[FOUND] * run // runs, count[FOUND] * (run + 1) // runs
+            start, stop = count[CHOSEN_COUNT] * split // splits, count[CHOSEN_COUNT] * (split + 1) // splits
             if start < stop:
-                queries_of(item, places, sizes, np.float32(factors[SCALE]) * LOG2E, full, narrow)
-                state, mine = (largest[item, run], sums[item, run], products[item, run]), chosen[item, start:stop]
-                rooms = key_room, value_room, tokens, logits
-                count[REAL + run] += read_units(
-                    narrow, rows, places, sizes, b, h, masks, mine, stop - start, expected[item], rooms, state
+                queries_of(pair, places, sizes, np.float32(factors[SCALE]) * LOG2E, full, narrow)
+                state, mine = (largest[pair, split], sums[pair, split], products[pair, split]), chosen[pair, start:stop]
+                workspaces = key_workspace, value_workspace, tokens, logits
+                count[REAL + split] += read_pages(
+                    narrow, rows, places, sizes, b, h, masks, mine, stop - start, expected[pair], workspaces, state
                 )
-            if add_one(own[RUNS_READ:]) == runs - 1:
+            if add_one(own[SPLITS_READ:]) == splits - 1:
                 task = JOINED
         else:
-            states = largest[item], sums[item], products[item]
-            mine = about[item], expected[item]
-            count[STOP] = finish(item, sizes, factors, least, states, *mine, count, output, bounds_out)
+            states = largest[pair], sums[pair], products[pair]
+            mine = about[pair], expected[pair]
+            count[STOP] = finish(pair, sizes, factors, least, states, *mine, count, output, bounds_out)
 
 
-@part
-def next_task(phase, taken, items, runs):
-    """What a thread does next, for which item and run; waits while another thread chooses what is to be read."""
-    piece, pieces = add_one(taken), items * runs
+@inlined
+def next_task(phase, taken, pairs, splits):
+    """Return what a thread does next, for which pair and split; wait while another chooses what is to be read."""
+    number, count = add_one(taken), pairs * splits
     if phase == MORE_CHOSEN:
-        return (phase, piece, 0) if piece < items else (NOTHING_LEFT, 0, 0)
+        return (phase, number, 0) if number < pairs else (NOTHING_LEFT, 0, 0)
     if phase == SCORED:
-        if piece < pieces:
-            return SCORED, piece // runs, piece % runs
-        piece -= pieces
-    if piece >= pieces:
+        if number < count:
+            return SCORED, number // splits, number % splits
+        number -= count
+    if number >= count:
         return NOTHING_LEFT, 0, 0
-    item = piece // runs
-    while count_now(taken[1 + item * OF_ITEM + CHOSEN :]) == 0:
+    pair = number // splits
+    while count_now(taken[1 + pair * PER_PAIR + CHOSEN :]) == 0:
         pass
-    return READ, item, piece % runs
+    return READ, pair, number % splits
 
 
 @c_function("void(intp)")
 def attend_few_at(data):
-    """`attend_few`, as threads call it: with the addresses of the arrays, and their sizes."""
-    given = array_at(data, (24,), np.int64)
-    batch, query_heads, width, heads = given[8], given[9], given[10], given[11]
-    room, columns, units, runs, wide = given[12], given[13], given[14], given[15], given[23]
-    items, rows = batch * heads, query_heads // heads
+    """Call `attend_few`, for threads: with the addresses of the arrays, and their sizes."""
+    table = array_at(data, (24,), np.int64)
+    batch, query_heads, width, heads = table[8], table[9], table[10], table[11]
+    padded_rows, columns, pages, splits, wide = table[12], table[13], table[14], table[15], table[23]
+    pairs, rows = batch * heads, query_heads // heads
     work = (
-        array_at(given[16], (items, room, columns), np.float32),
-        array_at(given[17], (items, units), np.int16),
-        array_at(given[18], (items, BUCKETS), np.int64),
-        array_at(given[19], (items, units), np.int64),
-        array_at(given[20], (items, ABOUT, rows), np.float64),
-        array_at(given[21], (items, REAL + runs), np.int64),
-        array_at(given[22], (items, runs + 1, rows), np.float32),
-        array_at(given[22] + items * (runs + 1) * rows * BYTES, (items, runs + 1, rows), np.float32),
-        array_at(given[22] + 2 * items * (runs + 1) * rows * BYTES, (items, runs + 1, room, wide), np.float32),
+        array_at(table[16], (pairs, padded_rows, columns), np.float32),
+        array_at(table[17], (pairs, pages), np.int16),
+        array_at(table[18], (pairs, BUCKETS), np.int64),
+        array_at(table[19], (pairs, pages), np.int64),
+        array_at(table[20], (pairs, ABOUT, rows), np.float64),
+        array_at(table[21], (pairs, REAL + splits), np.int64),
+        array_at(table[22], (pairs, splits + 1, rows), np.float32),
+        array_at(table[22] + pairs * (splits + 1) * rows * BYTES, (pairs, splits + 1, rows), np.float32),
+        array_at(
+            table[22] + 2 * pairs * (splits + 1) * rows * BYTES, (pairs, splits + 1, padded_rows, wide), np.float32
+        ),
     )
     attend_few(
-        given[7],
-        array_at(given[0], (1 + items * OF_ITEM,), np.int64),
-        array_at(given[1], (PLACES, 5), np.int64),
-        array_at(given[2], (14,), np.int64),
-        array_at(given[3], (3,), np.float64),
-        array_at(given[4], (2, batch), np.int64),
-        array_at(given[5], (batch, query_heads, width), np.float32),
-        array_at(given[6], (batch, query_heads), np.float64),
+        table[7],
+        array_at(table[0], (1 + pairs * PER_PAIR,), np.int64),
+        array_at(table[1], (PLACES, 5), np.int64),
+        array_at(table[2], (14,), np.int64),
+        array_at(table[3], (3,), np.float64),
+        array_at(table[4], (2, batch), np.int64),
+        array_at(table[5], (batch, query_heads, width), np.float32),
+        array_at(table[6], (batch, query_heads), np.float64),
         work,
     )

@@ -1,6 +1,6 @@
-"""The order in which units are read, and how many of them: they are counted by score, for the whole group of heads.
+"""The order in which pages are read, and how many of them: they are counted by score, for the whole group of heads.
 
-Counting says up to which score units are read, so nothing is sorted.
+Counting says up to which score pages are read, so nothing is sorted.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import greater, greatest, load, spread, store
 from ...._shared.memory import empty, start_of
 from ...decode.cpu import NOTHING
@@ -20,14 +20,14 @@ from ..forms import BUCKETS, HIDDEN, STEPS
 STEP = np.float32(STEPS / math.log2(math.e))
 
 
-@part
-def rank_units(rows, units, expected, sums, score, ranks, numbers):
-    """Write how many steps each unit is below the first, and how many units there are at each step.
+@inlined
+def rank_pages(rows, pages, expected, sums, score, ranks, numbers):
+    """Write how many steps each page is below the first, and how many pages there are at each step.
 
-    Units are read in this order, and at one step as they lie: it is `reference.reading_order`.
+    Pages are read in this order, and at one step in the order of the tokens: it is `reference.reading_order`.
     """
     to, highest = start_of(score), spread(NOTHING)
-    for u in range(0, units, LANES):
+    for u in range(0, pages, LANES):
         best = spread(NOTHING)
         for row in range(rows):
             x = load(start_of(expected[row]) + u * BYTES)
@@ -37,7 +37,7 @@ def rank_units(rows, units, expected, sums, score, ranks, numbers):
     top = greatest(highest)
     for n in range(BUCKETS):
         numbers[n] = 0
-    for u in range(units):
+    for u in range(pages):
         below = (top - score[u]) * STEP
         rank = 0 if below != below else (np.int64(below) if below < HIDDEN - 1 else HIDDEN - 1)
         if score[u] == NOTHING:
@@ -46,54 +46,54 @@ def rank_units(rows, units, expected, sums, score, ranks, numbers):
         numbers[rank] += 1
 
 
-@part
-def expected_enough(rows, units, sums, tops, shares, dense, ranks, numbers, mass, top_p, least):
-    """How many units have the wanted share of the attention that is expected, with the dense tokens, for every row.
+@inlined
+def expected_enough(rows, pages, sums, tops, shares, dense, ranks, numbers, mass, top_p, least):
+    """Return how many pages have the needed share of the attention expected, with the dense tokens, for every row.
 
-    `mass` is room for the shares at each step; `sums` and `dense` are relative to what `tops` are.
+    `mass` is a workspace for the shares at each step; `sums` and `dense` are relative to what `tops` are.
     """
-    wanted = empty((rows,), np.float64)
+    needed = empty((rows,), np.float64)
     for row in range(rows):
-        wanted[row] = -np.inf
+        needed[row] = -np.inf
         if -np.inf < sums[row] < np.inf:
-            units_sum, top = 2.0 ** (sums[row] - np.float64(tops[row])), np.float64(tops[row])
-            wanted[row] = units_sum - (1.0 - top_p) * (units_sum + 2.0 ** (dense[row] - top))
+            pages_sum, top = 2.0 ** (sums[row] - np.float64(tops[row])), np.float64(tops[row])
+            needed[row] = pages_sum - (1.0 - top_p) * (pages_sum + 2.0 ** (dense[row] - top))
     for n in range(BUCKETS):
         for row in range(rows):
             mass[n, row] = 0.0
-    for u in range(units):
+    for u in range(pages):
         for row in range(rows):
             mass[ranks[u], row] += np.float64(shares[row, u])
     count = 0
     for n in range(BUCKETS):
         lacking, beyond = False, False
         for row in range(rows):
-            lacking |= wanted[row] > 0
-            beyond |= wanted[row] > max(mass[n, row], 0.0)
+            lacking |= needed[row] > 0
+            beyond |= needed[row] > max(mass[n, row], 0.0)
         if not lacking:
             break
         if beyond:  # all at this step are needed, and more
             for row in range(rows):
-                wanted[row] -= mass[n, row]
+                needed[row] -= mass[n, row]
             count += numbers[n]
             continue
-        for u in range(units):
+        for u in range(pages):
             if ranks[u] == n:
                 lacking = False
                 for row in range(rows):
-                    lacking |= wanted[row] > 0
+                    lacking |= needed[row] > 0
                 if not lacking:
                     break
                 for row in range(rows):
-                    wanted[row] -= np.float64(shares[row, u])
+                    needed[row] -= np.float64(shares[row, u])
                 count += 1
         break
     return max(count, least)
 
 
-@part
-def take_units(count, units, ranks, numbers, taken):
-    """Write the next `count` units in the order of reading, in that of the tokens; they are not taken again."""
+@inlined
+def take_pages(count, pages, ranks, numbers, taken):
+    """Write the next `count` pages in the order of reading, in that of the tokens; they are not taken again."""
     border, left = 0, count
     while border < BUCKETS and left >= numbers[border]:
         left -= numbers[border]
@@ -101,12 +101,12 @@ def take_units(count, units, ranks, numbers, taken):
         border += 1
     if border < BUCKETS:
         numbers[border] -= left
-    found = 0
-    for u in range(units):
+    position = 0
+    for u in range(pages):
         rank = ranks[u]
         if rank < border or (rank == border and left > 0):
             left -= rank == border
-            taken[found] = u
+            taken[position] = u
             ranks[u] = BUCKETS
-            found += 1
-    return found
+            position += 1
+    return position

@@ -1,12 +1,12 @@
-"""Attention to the tokens that were chosen, which are copied, a block at a time and in the order in which they lie.
+"""Attention to the tokens that were chosen, which are copied, a block at a time and in their own order.
 
 They go to where the decoding kernel's loops (`grace_opt.kernels.cache.decode.cpu`) read them.
 """
 
 from __future__ import annotations
 
-from ...._shared.jit import part
-from ...._shared.lanes import ask_for, load, load_byte, load_short, load_some, store, store_some
+from ...._shared.jit import inlined
+from ...._shared.lanes import load, load_byte, load_short, load_some, prefetch, store, store_some
 from ...._shared.memory import start_of
 from ...decode.cpu import BLOCK, LEAST, NOTHING, address, turn_into_shares
 from ...decode.cpu.logits import logits_by_token
@@ -15,41 +15,41 @@ from ...decode.cpu.values import add_values
 from ...decode.forms import BOOL, LANES, ROWS
 from ..forms import COUNTS, FIRST, KEPT_COUNT, KIND, MASK, OLD, OLD_KEYS, OLD_VALUES, SINKS, SIZE, VALUE_WIDTH
 
-#: Tokens ahead of the copied one that are asked for.
+#: How many tokens ahead of the copied one are prefetched.
 AHEAD = 4
 
 
-@part
-def copy_tokens(at, step, tokens, count, width, room):
-    """Copy tokens to the room, one after the other."""
-    to, row = start_of(room), room.shape[1] * BYTES
+@inlined
+def copy_tokens(source, step, tokens, count, width, copies):
+    """Copy tokens to `copies`, one after the other."""
+    to, row = start_of(copies), copies.shape[1] * BYTES
     full, rest = width - width % LANES, width % LANES
     for i in range(count):
-        ahead = at + tokens[min(i + AHEAD, count - 1)] * step
+        ahead = source + tokens[min(i + AHEAD, count - 1)] * step
         for c in range(0, width * BYTES, 64):
-            ask_for(ahead + c)
-        one, place = at + tokens[i] * step, to + i * row
+            prefetch(ahead + c)
+        one, place = source + tokens[i] * step, to + i * row
         for c in range(0, full * BYTES, WHOLE):
             store(place + c, load(one + c))
         if rest:
             store_some(place + full * BYTES, load_some(one + full * BYTES, rest), rest)
 
 
-@part
-def attend_block(queries, rows, places, sizes, b, h, masks, count, rooms, state):
+@inlined
+def attend_block(queries, rows, places, sizes, b, h, masks, count, workspaces, state):
     """Copy the tokens of a block and attend to them."""
-    key_room, value_room, tokens, logits = rooms
+    key_workspace, value_workspace, tokens, logits = workspaces
     largest, sums, products = state
     width, value_width = sizes[KEPT_COUNT], sizes[VALUE_WIDTH]
     keys, values = address(places[OLD_KEYS], b, h), address(places[OLD_VALUES], b, h)
-    copy_tokens(keys, places[OLD_KEYS, 3], tokens, count, width, key_room)
+    copy_tokens(keys, places[OLD_KEYS, 3], tokens, count, width, key_workspace)
     value_step = places[OLD_VALUES, 3]
-    copy_tokens(values + sizes[SINKS] * value_step, value_step, tokens, count, value_width, value_room)
+    copy_tokens(values + sizes[SINKS] * value_step, value_step, tokens, count, value_width, value_workspace)
     query_step, out_step, logit_step = queries.shape[1] * BYTES, products.shape[1] * BYTES, logits.shape[1] * BYTES
-    key_step, to = key_room.shape[1] * BYTES, start_of(logits)
+    key_step, to = key_workspace.shape[1] * BYTES, start_of(logits)
     for first in range(0, rows, ROWS):
         four = start_of(queries) + first * query_step
-        logits_by_token(four, query_step, start_of(key_room), key_step, width, count, to, logit_step)
+        logits_by_token(four, query_step, start_of(key_workspace), key_step, width, count, to, logit_step)
         for row in range(first, min(first + ROWS, rows)):
             line = logits[row - first]
             if sizes[KIND] == BOOL:
@@ -61,27 +61,27 @@ def attend_block(queries, rows, places, sizes, b, h, masks, count, rooms, state)
             if shrink != 1:
                 for c in range(products.shape[1]):
                     products[row, c] *= shrink
-        place, step = start_of(products) + first * out_step, value_room.shape[1] * BYTES
-        add_values(to, logit_step, start_of(value_room), step, value_width, count, place, out_step)
+        place, step = start_of(products) + first * out_step, value_workspace.shape[1] * BYTES
+        add_values(to, logit_step, start_of(value_workspace), step, value_width, count, place, out_step)
 
 
-@part
-def read_units(queries, rows, places, sizes, b, h, masks, taken, found, expected, rooms, state):
-    """Attend to the tokens of units, and take these out of what is expected; return how many real ones they have."""
-    tokens, size, first = rooms[2], sizes[SIZE], sizes[FIRST]
+@inlined
+def read_pages(queries, rows, places, sizes, b, h, masks, taken, page_count, expected, workspaces, state):
+    """Attend to the tokens of pages, and take these out of what is expected; return how many real ones they have."""
+    tokens, size, first = workspaces[2], sizes[SIZE], sizes[FIRST]
     counts, real, count = places[COUNTS, 0] + b * places[COUNTS, 1], 0, 0
-    for i in range(found):
-        unit = taken[i]
-        real += load_short(counts + unit * places[COUNTS, 3])
-        for t in range(max(first + (unit - 1) * size, 0), min(first + unit * size, sizes[OLD])):
+    for i in range(page_count):
+        page = taken[i]
+        real += load_short(counts + page * places[COUNTS, 3])
+        for t in range(max(first + (page - 1) * size, 0), min(first + page * size, sizes[OLD])):
             tokens[count] = t
             count += 1
             if count == BLOCK:
-                attend_block(queries, rows, places, sizes, b, h, masks, count, rooms, state)
+                attend_block(queries, rows, places, sizes, b, h, masks, count, workspaces, state)
                 count = 0
     if count:
-        attend_block(queries, rows, places, sizes, b, h, masks, count, rooms, state)
+        attend_block(queries, rows, places, sizes, b, h, masks, count, workspaces, state)
     for row in range(rows):
-        for i in range(found):
+        for i in range(page_count):
             expected[row, taken[i]] = NOTHING
     return real

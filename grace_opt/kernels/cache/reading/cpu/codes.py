@@ -1,6 +1,6 @@
 """Codes of queries, in how many bits those of 256 stored tokens differ from them, and which tokens are drawn.
 
-Bits of a hyperplane lie side by side for all tokens, so the numbers of differing bits are added up for all of them at
+Bits of a hyperplane are side by side for all tokens, so the numbers of differing bits are added up for all of them at
 once (`grace_opt.kernels._shared.bits`).
 """
 
@@ -21,7 +21,7 @@ from ...._shared.bits import (
     load_bits,
     spread_bits,
 )
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import load_short, store
 from ...._shared.limits import BITS, BITS_AT_ONCE
 from ...._shared.memory import array_at, start_of
@@ -43,9 +43,9 @@ ARCSINE = (
 )
 
 
-@part
+@inlined
 def hash_query(query, planes, step, count, products, words):
-    """Write -1 for hyperplanes on whose upper side a query lies, 0 for the others; `products` is room.
+    """Write -1 for hyperplanes on whose upper side a query lies, 0 for the others; `products` is a workspace.
 
     `planes` is the address of the first channel's numbers, `step` the bytes to the next one's. Products are those of
     `grace_opt.kernels.cache.reading.hashes.sides_of`, in float64.
@@ -60,30 +60,30 @@ def hash_query(query, planes, step, count, products, words):
         words[j] = EVERY if products[j] >= 0 else NONE
 
 
-@part
-def draw_tokens(at, words, bits, tables, drawn):
+@inlined
+def draw_tokens(address, words, bits, tables, drawn):
     """Write which of 256 tokens have a query's code in two tables or more, from the address of their bits."""
     one = two = spread_bits(NONE)
     every = spread_bits(EVERY)
     for _ in range(tables):
-        found = spread_bits(NONE)
+        differences = spread_bits(NONE)
         for _ in range(bits // 4):
-            found = four_differing(found, at, words)
-            at += 4 * BYTES
+            differences = four_differing(differences, address, words)
+            address += 4 * BYTES
             words += 4 * WORD
         for _ in range(bits % 4):
-            found = differing(found, at, words)
-            at += BYTES
+            differences = differing(differences, address, words)
+            address += BYTES
             words += WORD
-        equal = found ^ every
+        equal = differences ^ every
         two = two | (one & equal)
         one = one | equal
     store(start_of(drawn), two)
 
 
-@part
-def count_differing(at, words, planes, counters, counts):
-    """Write for 256 tokens how many of the bits at an address are not the query's; `counters` is room.
+@inlined
+def count_differing(address, words, planes, counters, counts):
+    """Write for 256 tokens how many of the bits at an address are not the query's; `counters` is a workspace.
 
     The number of planes is a multiple of sixteen.
     """
@@ -93,40 +93,40 @@ def count_differing(at, words, planes, counters, counts):
         store(to + level * BYTES, ones)
     for j in range(0, planes, BITS_AT_ONCE):
         ones, twos, fours, eights, carried = add_differing(
-            (ones, twos, fours, eights), at + j * BYTES, words + j * WORD
+            (ones, twos, fours, eights), address + j * BYTES, words + j * WORD
         )
         for level in range(SUMS, levels):
             place = to + level * BYTES
-            kept = load_bits(place)
-            store(place, kept ^ carried)
-            carried = kept & carried
+            counter = load_bits(place)
+            store(place, counter ^ carried)
+            carried = counter & carried
     store(to, ones)
     store(to + BYTES, twos)
     store(to + 2 * BYTES, fours)
     store(to + 3 * BYTES, eights)
     for word in range(WORDS):
         for eight in range(0, BITS // WORDS, EIGHT):
-            found = spread_bits(NONE)
+            numbers = spread_bits(NONE)
             for level in range(levels - 1, -1, -1):
-                found = append_bits(found, load_short(to + level * BYTES + word * WORD), eight)
-            store(start_of(counts) + (word * BITS // WORDS + eight) * WORD, found)
+                numbers = append_bits(numbers, load_short(to + level * BYTES + word * WORD), eight)
+            store(start_of(counts) + (word * BITS // WORDS + eight) * WORD, numbers)
 
 
-@part
+@inlined
 def angle(cosine):
     """The angle of a cosine, as a share of the straight one; math.acos takes many times as long."""
     far = abs(cosine) > 0.5
     square = 0.5 * max(1.0 - abs(cosine), 0.0) if far else cosine * cosine
-    found = ARCSINE[0]
+    result = ARCSINE[0]
     for place in range(1, len(ARCSINE)):
-        found = found * square + ARCSINE[place]
-    found *= (math.sqrt(square) if far else cosine) / math.pi
+        result = result * square + ARCSINE[place]
+    result *= (math.sqrt(square) if far else cosine) / math.pi
     if not far:
-        return 0.5 - found
-    return 2.0 * found if cosine > 0 else 1.0 - 2.0 * found
+        return 0.5 - result
+    return 2.0 * result if cosine > 0 else 1.0 - 2.0 * result
 
 
-@part
+@inlined
 def sampling_probability(equal, bits, tables):
     """The probability that a token is drawn, if a bit is equal with probability `equal`.
 

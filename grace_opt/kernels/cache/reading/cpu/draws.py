@@ -1,4 +1,4 @@
-"""Which of 256 tokens are drawn, what others' logits can be at most, and attention to those that were drawn.
+"""The draw of some of 256 tokens, what others' logits can be at most, and attention to those that were drawn.
 
 Logits of drawn tokens, and angles, are made from the centred keys in float64. A running sum of the shares as they are,
 for the bound, goes beside that of the shares divided by the probabilities, for the estimate.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...._shared.bits import WORDS
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import load_byte, load_short
 from ...._shared.limits import BITS as TOKENS
 from ...._shared.memory import start_of
@@ -40,69 +40,69 @@ from .states import joined
 #: No token is drawn whose probability is smaller.
 SMALLEST = 1e-30
 #: Tokens of a word.
-EACH = TOKENS // WORDS
+PER_WORD = TOKENS // WORDS
 
 
-@part
+@inlined
 def show_tokens(places, sizes, b, mask, first, shown):
     """Write which of 256 tokens from the `first` on exist, are no padding, and are not hidden from a query head."""
     counts = places[COUNTS, 0] + b * places[COUNTS, 1]
     for word in range(WORDS):
-        found = NONE
-        for place in range(EACH):
-            t = first + word * EACH + place
+        bits = NONE
+        for place in range(PER_WORD):
+            t = first + word * PER_WORD + place
             seen = t < sizes[OLD] and load_short(counts + t * places[COUNTS, 3]) != 0
             if seen and sizes[KIND] == BOOL:
                 seen = load_byte(mask + (sizes[SINKS] + t) * places[MASK, 4]) != 0
             if seen:
-                found |= np.int32(1) << np.int32(place)
-        shown[word] = found
+                bits |= np.int32(1) << np.int32(place)
+        shown[word] = bits
 
 
-@part
+@inlined
 def bound_others(norms, count, length, cosines, counts, drawn, shown, line, largest):
-    """What logits of tokens that were not drawn can be at most, added up as `turn_into_shares` does."""
+    """Return what logits of tokens that were not drawn can be at most, added up as `turn_into_shares` does."""
     highest = cosines.shape[0] - 1
     for t in range(count):
         line[t] = np.float32(length * norms[t] * cosines[highest - counts[t]])
     for word in range(WORDS):
         left_out = drawn[word] | ~shown[word]
         if left_out != 0:
-            for place in range(min(EACH, count - word * EACH)):
+            for place in range(min(PER_WORD, count - word * PER_WORD)):
                 if (left_out >> place) & 1:
-                    line[word * EACH + place] = NOTHING
+                    line[word * PER_WORD + place] = NOTHING
     now, shrink, more = turn_into_shares(line, count, largest)
     if now == NOTHING:  # all are left out, or are no numbers, which the shares then say
         more, shrink = ZERO, np.float32(1)
         for t in range(count):
-            if line[t] != line[t] and not ((drawn[t // EACH] | ~shown[t // EACH]) >> (t % EACH)) & 1:
+            if line[t] != line[t] and not ((drawn[t // PER_WORD] | ~shown[t // PER_WORD]) >> (t % PER_WORD)) & 1:
                 more, now = np.float32(np.nan), ZERO
     return now, shrink, more
 
 
-@part(fastmath={"reassoc", "contract"})
+@inlined(fastmath={"reassoc", "contract"})
 def centred_product(query, key, mean):
     """Product of a query with what a key is beside the mean."""
-    found = 0.0
+    product = 0.0
     for c in range(mean.shape[0]):
-        found += query[c] * (np.float64(key[c]) - mean[c])
-    return found
+        product += query[c] * (np.float64(key[c]) - mean[c])
+    return product
 
 
-@part
-def attend_drawn(mine, count, head, places, sizes, scale, hashed, norms, means, rooms, state):
+@inlined
+def attend_drawn(mine, count, head, places, sizes, scale, hashed, norms, means, workspaces, state):
     """Copy some tokens, no more than a block, and attend to each with the query heads that have drawn it.
 
     `mine` are the tokens and which heads, in bits, have drawn them.
     """
     (b, h), (queries, lengths, shifts) = head, hashed
-    key_room, value_room, logits, weights = rooms
+    key_workspace, value_workspace, logits, weights = workspaces
     tokens, heads = mine
     largest, sums, products, plain = state
     keys, values = address(places[OLD_KEYS], b, h), address(places[OLD_VALUES], b, h)
-    copy_tokens(keys, places[OLD_KEYS, 3], tokens, count, sizes[KEPT_COUNT], key_room)
+    copy_tokens(keys, places[OLD_KEYS, 3], tokens, count, sizes[KEPT_COUNT], key_workspace)
     value_step = places[OLD_VALUES, 3]
-    copy_tokens(values + sizes[SINKS] * value_step, value_step, tokens, count, sizes[VALUE_WIDTH], value_room)
+    copy_tokens(values + sizes[SINKS] * value_step, value_step, tokens, count, sizes[VALUE_WIDTH], value_workspace)
     logit_step, out_step = logits.shape[1] * BYTES, products.shape[1] * BYTES
     for first in range(0, sizes[GROUP], ROWS):
         for other in range(ROWS):
@@ -110,7 +110,10 @@ def attend_drawn(mine, count, head, places, sizes, scale, hashed, norms, means, 
             for i in range(count):
                 line[i], weights[i] = NOTHING, ZERO
                 if row < sizes[GROUP] and (heads[i] >> row) & 1:
-                    product, length = centred_product(queries[row], key_room[i], means), lengths[row] * norms[tokens[i]]
+                    product, length = (
+                        centred_product(queries[row], key_workspace[i], means),
+                        lengths[row] * norms[tokens[i]],
+                    )
                     # A vector without a direction has the same code always: equal to any other's with the probability
                     # of a right angle, and to that of another such vector surely.
                     equal = 1.0 if lengths[row] == 0 and norms[tokens[i]] == 0 else 0.5
@@ -133,32 +136,34 @@ def attend_drawn(mine, count, head, places, sizes, scale, hashed, norms, means, 
             if shrink != 1:
                 for c in range(products.shape[1]):
                     products[row, c] *= shrink
-        out, step = start_of(products) + first * out_step, value_room.shape[1] * BYTES
+        out, step = start_of(products) + first * out_step, value_workspace.shape[1] * BYTES
         value_width = sizes[VALUE_WIDTH]
-        add_values(start_of(logits), logit_step, start_of(value_room), step, value_width, count, out, out_step)
+        add_values(start_of(logits), logit_step, start_of(value_workspace), step, value_width, count, out, out_step)
 
 
-@part
-def draw(head, start, stop, places, sizes, scale, masks, words, cosines, norms, means, hashed, rests, rooms, state):
+@inlined
+def draw(
+    head, start, stop, places, sizes, scale, masks, words, cosines, norms, means, hashed, rests, workspaces, state
+):
     """Draw tokens of the blocks from `start` to `stop`, attend to them, and write to `rests` what logits of the others
     can be at most, together; return how many tokens any query head has drawn."""
     (b, h), lengths, rows = head, hashed[1], sizes[GROUP]
-    reading, comparing = rooms
+    reading, comparing = workspaces
     drawn, shown, counters, counts, line, tops, sums, tokens, heads = comparing
-    found = waiting = 0
+    drawn_count = waiting = 0
     for row in range(rows):
         tops[row], sums[row] = NOTHING, ZERO
     for block in range(start, stop):
-        at, first = address(places[CODES], b, h) + block * places[CODES, 3], block * TOKENS
+        codes_address, first = address(places[CODES], b, h) + block * places[CODES, 3], block * TOKENS
         count = min(TOKENS, sizes[OLD] - first)
         for row in range(rows):
             if row == 0 or sizes[KIND] == BOOL:
                 show_tokens(places, sizes, b, masks[row], first, shown)
             mine = start_of(words[row])
-            draw_tokens(at, mine, sizes[CODE_BITS], sizes[TABLES], drawn[row])
+            draw_tokens(codes_address, mine, sizes[CODE_BITS], sizes[TABLES], drawn[row])
             for word in range(WORDS):
                 drawn[row, word] &= shown[word]
-            count_differing(at, mine, sizes[SIDES], counters, counts)
+            count_differing(codes_address, mine, sizes[SIDES], counters, counts)
             length = scale * lengths[row]
             others = norms[first:], count, length, cosines, counts, drawn[row], shown, line
             tops[row], shrink, more = bound_others(*others, tops[row])
@@ -169,10 +174,10 @@ def draw(head, start, stop, places, sizes, scale, masks, words, cosines, norms, 
                 any_head |= drawn[row, word]
             if any_head == 0:
                 continue
-            for place in range(EACH):
+            for place in range(PER_WORD):
                 if (any_head >> place) & 1 == 0:
                     continue
-                tokens[waiting], heads[waiting] = first + word * EACH + place, 0
+                tokens[waiting], heads[waiting] = first + word * PER_WORD + place, 0
                 for row in range(rows):
                     heads[waiting] |= np.int64((drawn[row, word] >> place) & 1) << row
                 waiting += 1
@@ -181,10 +186,10 @@ def draw(head, start, stop, places, sizes, scale, masks, words, cosines, norms, 
             count = min(BLOCK, waiting - start)
             mine = tokens[start:], heads[start:]
             attend_drawn(mine, count, head, places, sizes, scale, hashed, norms, means, reading, state)
-            start, found = start + count, found + count
+            start, drawn_count = start + count, drawn_count + count
         for i in range(waiting - start):
             tokens[i], heads[i] = tokens[start + i], heads[start + i]
         waiting -= start
     for row in range(rows):
         rests[row] = joined(tops[row], sums[row]) if sums[row] == sums[row] else np.nan
-    return found
+    return drawn_count

@@ -1,4 +1,4 @@
-"""Scores of units: the largest logits of pages, or what tokens' first channels, in eight bits, add to theirs.
+"""Scores of pages: the largest logits of pages, or what tokens' first channels, in eight bits, add to theirs.
 
 Scores lack what all logits of a row have in common.
 """
@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from ...._shared.lanes import greater, greatest, load_byte, load_byte_levels, load_one, load_short, load_some, spread
 from ...._shared.memory import start_of
 from ...decode.cpu import LOG2E, NOTHING, ZERO, address
@@ -30,20 +30,20 @@ from ..forms import (
     MEAN,
     OFF,
     OLD,
-    RUNS,
+    PAGES,
     SCALE,
     SINKS,
     SIZE,
+    SPLITS,
     TERMS,
-    UNITS,
     UPPER,
 )
 from .dense import queries_of
 
 
-@part
+@inlined
 def score_pages(queries, rows, places, sizes, b, h, start, stop, expected, other, half):
-    """Fill the bounds of pages `start` to `stop`, which are the scores too; `other` and `half` are room."""
+    """Fill the bounds of pages `start` to `stop`, which are the scores too; `other` and `half` are workspace."""
     width, count = sizes[KEPT_COUNT], stop - start
     step, out_step = queries.shape[1] * BYTES, expected.shape[1] * BYTES
     for side in range(2):
@@ -64,10 +64,10 @@ def score_pages(queries, rows, places, sizes, b, h, start, stop, expected, other
             expected[row, u] = (expected[row, u] + other[row, u]) + more
 
 
-@part
+@inlined
 def score_tokens(queries, rows, places, sizes, b, h, start, stop, expected, scaled):
-    """Fill what steps times codes add to the logits of tokens `start` to `stop`, multiples of `ROOM` but for the last;
-    minus infinity for padding. `scaled` is room."""
+    """Fill what steps times codes add to the logits of tokens `start` to `stop`, multiples of `PADDED_TO` but for the
+    last; minus infinity for padding. `scaled` is a workspace."""
     lead, levels, place = sizes[LEAD], address(places[LEVELS], b, h), places[CODES]
     for row in range(rows):
         for c in range(lead):
@@ -77,12 +77,12 @@ def score_tokens(queries, rows, places, sizes, b, h, start, stop, expected, scal
         four, to = start_of(scaled) + first * step, start_of(expected) + first * out_step
         for t in range(start, stop, 2 * LANES):
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = spread(ZERO)
-            at = address(place, b, h) + t
+            codes_address = address(place, b, h) + t
             for c in range(lead):
-                x, y = load_byte_levels(at, 0, 8), load_byte_levels(at + LANES, 0, 8)
+                x, y = load_byte_levels(codes_address, 0, 8), load_byte_levels(codes_address + LANES, 0, 8)
                 a0, a1, a2, a3 = add_multiples(four + c * BYTES, step, x, a0, a1, a2, a3)
                 b0, b1, b2, b3 = add_multiples(four + c * BYTES, step, y, b0, b1, b2, b3)
-                at += place[3]
+                codes_address += place[3]
             store_four(to + t * BYTES, out_step, a0, a1, a2, a3)
             store_four(to + t * BYTES + WHOLE, out_step, b0, b1, b2, b3)
     counts, u = places[COUNTS, 0] + b * places[COUNTS, 1], start
@@ -92,17 +92,17 @@ def score_tokens(queries, rows, places, sizes, b, h, start, stop, expected, scal
         u += 1
 
 
-@part
+@inlined
 def describe_others(queries, rows, places, sizes, b, h, about):
     """Write what all logits of a row have besides the scores, what codes are off, and the query's norm in the channels
     without scores; add to the terms what those of the bounds have besides."""
-    width, lead, units = sizes[KEPT_COUNT], sizes[LEAD], sizes[UNITS]
+    width, lead, pages = sizes[KEPT_COUNT], sizes[LEAD], sizes[PAGES]
     norms, mean, levels = address(places[LOWER], b, h), address(places[UPPER], b, h), address(places[LEVELS], b, h)
     low = levels + places[LEVELS, 3]
     off = low + places[LEVELS, 3]
     largest = spread(ZERO)
-    for u in range(0, units, LANES):
-        largest = greater(largest, load_some(norms + u * BYTES, min(LANES, units - u)))
+    for u in range(0, pages, LANES):
+        largest = greater(largest, load_some(norms + u * BYTES, min(LANES, pages - u)))
     longest = np.float64(greatest(largest))
     for row in range(rows):
         constant, square, error = 0.0, 0.0, 0.0
@@ -118,11 +118,11 @@ def describe_others(queries, rows, places, sizes, b, h, about):
         about[TERMS, row] = 4 * about[TERMS, row] + about[LENGTH, row] * longest
 
 
-@part
-def hide_units(rows, places, sizes, masks, expected):
-    """Write minus infinity for units of which the mask shows no token."""
+@inlined
+def hide_pages(rows, places, sizes, masks, expected):
+    """Write minus infinity for pages of which the mask shows no token."""
     stop = 0
-    for u in range(sizes[UNITS]):
+    for u in range(sizes[PAGES]):
         start, stop = stop, min(sizes[FIRST] + u * sizes[SIZE], sizes[OLD])
         for row in range(rows):
             seen = 0
@@ -132,14 +132,14 @@ def hide_units(rows, places, sizes, masks, expected):
                 expected[row, u] = NOTHING
 
 
-@part
-def score(item, run, places, sizes, factors, full, narrow, half, expected):
-    """Score the units of a run."""
-    rows, units = sizes[GROUP], sizes[UNITS]
-    some = (units // sizes[RUNS] // (2 * LANES) + 1) * 2 * LANES  # an odd number writes one more
-    start, stop = min(run * some, units), min((run + 1) * some, units)
+@inlined
+def score(pair, split, places, sizes, factors, full, narrow, half, expected):
+    """Score the pages of a split."""
+    rows, pages = sizes[GROUP], sizes[PAGES]
+    size = (pages // sizes[SPLITS] // (2 * LANES) + 1) * 2 * LANES  # an odd number writes one more
+    start, stop = min(split * size, pages), min((split + 1) * size, pages)
     if start < stop:
-        b, h = queries_of(item, places, sizes, np.float32(factors[SCALE]) * LOG2E, full, narrow)
+        b, h = queries_of(pair, places, sizes, np.float32(factors[SCALE]) * LOG2E, full, narrow)
         if sizes[LEAD]:
             score_tokens(narrow, rows, places, sizes, b, h, start, stop, expected, half)
         else:

@@ -56,18 +56,18 @@ class ExchangeState:
 
     @property
     def leave(self) -> Tensor:
-        """f's change when a vertex leaves, infinite for those outside."""
+        """The change of f when a vertex leaves, infinite for those outside."""
         return torch.where(self.mask, self.weights - 2 * self.sums, torch.inf)
 
     @property
     def enter(self) -> Tensor:
-        """f's change when a vertex enters, infinite for those that cannot."""
+        """The change of f when a vertex enters, infinite for those that cannot."""
         return torch.where(self.candidates & ~self.mask, self.weights + 2 * self.sums, torch.inf)
 
     def promising(self, count: int) -> Tensor:
         """Return up to `count` vertices, sorted: half of them cheap to take out, half of them cheap to put in."""
-        found = [_least(price, count // 2) for price in (self.leave, self.enter)]
-        return torch.cat(found).sort().values
+        vertices = [_least(price, count // 2) for price in (self.leave, self.enter)]
+        return torch.cat(vertices).sort().values
 
     def improving(self, count: int, expired: Callable[[], bool]) -> Tensor | None:
         """Return up to `count` vertices of exchanges that improve f despite rounding; none proves a local optimum.
@@ -81,14 +81,14 @@ class ExchangeState:
         places = places[leave[places].argsort(stable=True)]
         free = (enter < torch.inf).nonzero().squeeze(-1)
         pairs: list[Tensor] = []
-        for at in source.blocks(len(free), len(places), places.device):
+        for block in source.blocks(len(free), len(places), places.device):
             if expired():
                 return None
-            change = enter[free].unsqueeze(-1) - 2 * self.W.block(free, places[at])
+            change = enter[free].unsqueeze(-1) - 2 * self.W.block(free, places[block])
             best, which = change.min(0)
-            good = best + leave[places[at]] < 0
+            good = best + leave[places[block]] < 0
             if bool(good.any()):
-                pairs += [places[at][good][: count // 2], free[which[good]][: count // 2]]
+                pairs += [places[block][good][: count // 2], free[which[good]][: count // 2]]
                 break
         return _distinct(torch.cat(pairs)) if pairs else places[:0]
 

@@ -18,8 +18,8 @@ from ...greedy.reference import Greedy
 from ...indices.reference import mask_from_indices
 from ..source import Columns, ColumnWeights, blocks
 
-#: Share of the time after which it is asked whether the rest goes one by one, and most vertices of a block.
-ASKED_AFTER, MOST_IN_BLOCK = 0.25, 512
+#: Share of the time after which it is checked whether the rest goes one by one, and most vertices of a block.
+CHECKED_AFTER, MOST_IN_BLOCK = 0.25, 512
 #: Number of vertices among which those of a block are chosen, for each of them.
 SHORTLIST = 2
 #: No round is taken for shorter, in seconds: clocks may stand still.
@@ -39,8 +39,9 @@ def greedy_order(
     k : Tensor (B,), int64
     k_max : int
     left : callable
-        Asked at every step: seconds that are left. If they do not suffice for one vertex after the other, the CPU takes
-        as many at a time as it must; once there are none, the vertices of the least scores complete the order at once.
+        Called at every step: seconds that are left. If they do not suffice for one vertex after the other, the CPU
+        takes as many at a time as it must; once there are none, the vertices of the least scores complete the order at
+        once.
 
     Returns
     -------
@@ -70,11 +71,11 @@ def greedy_order(
 def _one_by_one(W: ColumnWeights, scores: Tensor, order: Tensor, left: Callable[[], float]) -> tuple[int, float]:
     """Fill the order of a single instance on the CPU, while there is time; how far, and the sum of the scores."""
     columns, rise, seen = Columns(W), 0.0, scores.numpy()
-    began, seconds, asked = time.monotonic(), left(), False
+    began, seconds, checked = time.monotonic(), left(), False
     for step in range(len(order)):
         now = left()
-        if not asked and now < (1 - ASKED_AFTER) * seconds:
-            asked, rest = True, len(order) - step
+        if not checked and now < (1 - CHECKED_AFTER) * seconds:
+            checked, rest = True, len(order) - step
             if (time.monotonic() - began) * rest > now * step:
                 return step, rise
         if now <= 0:
@@ -132,8 +133,8 @@ def _together(
         taken = step < k
         if left() <= 0:
             rest = scores.argsort(dim=-1, stable=True)[:, : k_max - step]
-            wanted = torch.arange(step, k_max, device=W.device) < k.unsqueeze(-1)
-            order[:, step:] = torch.where(wanted, rest, -1)
+            needed = torch.arange(step, k_max, device=W.device) < k.unsqueeze(-1)
+            order[:, step:] = torch.where(needed, rest, -1)
             cut = taken
             break
         best = first_argmin(scores).unsqueeze(-1)
@@ -153,9 +154,9 @@ def cost_path(W: ColumnWeights, order: Tensor) -> Tensor:
     for b, row in enumerate(order):
         one, taken = W[b], row[row >= 0]
         rises, place = one.diagonal()[taken], torch.arange(len(taken), device=order.device)
-        for at in blocks(len(taken), len(taken), order.device):
-            before = place.unsqueeze(-1) < at
-            rises[at] += 2 * torch.where(before, one.block(taken, taken[at]), 0.0).sum(0)
+        for block in blocks(len(taken), len(taken), order.device):
+            before = place.unsqueeze(-1) < block
+            rises[block] += 2 * torch.where(before, one.block(taken, taken[block]), 0.0).sum(0)
         path[b, 0] = 0.0
         path[b, 1 : len(taken) + 1] = rises.cumsum(0)
     return path

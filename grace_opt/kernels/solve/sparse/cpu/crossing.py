@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import f8, types
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 from .heap import HEAP, Heap, arrange, change, new_heap, push, put, take_out
 
 
@@ -31,12 +31,12 @@ CROSSING = types.NamedTuple((HEAP, f8[::1]), Crossing)
 
 
 def new_crossing(rank: Any, n: int, most: float) -> Crossing:
-    """Nothing yet, for n vertices; `most` is the largest weight, `rank` that of `new_heap`."""
+    """Return an empty one, for n vertices; `most` is the largest weight, `rank` that of `new_heap`."""
     count = n if most > 0.0 else 0
     return Crossing(new_heap(np.full(count, -1, np.int32), rank), np.empty(count))
 
 
-@part
+@inlined
 def begin(g, crossing, x, leave, enter):
     """Find all bounds; the vertices are in their heaps."""
     for v in range(len(crossing.bound)):
@@ -51,7 +51,7 @@ def begin(g, crossing, x, leave, enter):
     arrange(crossing.heap)
 
 
-@part
+@inlined
 def entered(g, crossing, x, leave, enter, v):
     """Take note of a vertex that was put into its heap."""
     bound, u = _least(g, x, leave.place, leave.keys, enter.keys, leave.rank, v)
@@ -61,14 +61,14 @@ def entered(g, crossing, x, leave, enter, v):
     _fell(g, crossing, x, leave.place, leave.keys, enter.keys, v)
 
 
-@part
+@inlined
 def gone(crossing, v):
     """Take note of a vertex that was taken out of its heap."""
     if crossing.heap.place[v] >= 0:
         take_out(crossing.heap, v)
 
 
-@part
+@inlined
 def note_key(g, crossing, x, leave, enter, v, before):
     """Take note that a vertex has another key in its heap than `before`."""
     key = key_of(x, leave.place, leave.keys, enter.keys, v)
@@ -78,12 +78,12 @@ def note_key(g, crossing, x, leave, enter, v, before):
         _fell(g, crossing, x, leave.place, leave.keys, enter.keys, v)
 
 
-@part
+@inlined
 def along_edge(g, crossing, x, leave, enter, best):
     """Return the least change of f along an edge of positive weight, if below `best`, and its vertices, or -1."""
     heap = crossing.heap
     while heap.held[0] > 0 and heap.keys[0] < best:
-        v = heap.items[0]
+        v = heap.vertices[0]
         bound, u = _least(g, x, leave.place, leave.keys, enter.keys, leave.rank, v)
         if u < 0:
             take_out(heap, v)
@@ -97,19 +97,19 @@ def along_edge(g, crossing, x, leave, enter, best):
     return best, -1, -1
 
 
-@part
+@inlined
 def key_of(x, place, out, into, v):
     """Return a vertex's key in its heap."""
     return out[place[v]] if x[v] else into[place[v]]
 
 
-@part
+@inlined
 def _least(g, x, place, out, into, rank, v):
     """Return the least ``key - 2 W`` over the edges that count for v, and the other end; -1: there are none.
 
     Of equals, the one of the least rank, or if there are no ranks, the first.
     """
-    bound, found = np.inf, -1
+    bound, vertex = np.inf, -1
     first, last = g.indptr[v], g.indptr[v + 1]
     for p in range(first, last):
         u = g.indices[p]
@@ -117,12 +117,12 @@ def _least(g, x, place, out, into, rank, v):
             more = (last - first) - (g.indptr[u + 1] - g.indptr[u])
             if more > 0 or (more == 0 and v > u):
                 one = key_of(x, place, out, into, u) - 2.0 * g.data[p]
-                if one < bound or (one == bound and len(rank) > 0 and rank[u] < rank[found]):
-                    bound, found = one, u
-    return bound, found
+                if one < bound or (one == bound and len(rank) > 0 and rank[u] < rank[vertex]):
+                    bound, vertex = one, u
+    return bound, vertex
 
 
-@part
+@inlined
 def _fell(g, crossing, x, place, out, into, v):
     """Lower the bounds that a vertex's key is part of."""
     key, bounds, places = key_of(x, place, out, into, v), crossing.bound, crossing.heap.place

@@ -1,6 +1,6 @@
 r"""The best exchange of a chosen vertex for another in a sparse graph, and the local search that makes it.
 
-The change of f is ``leave[i] + enter[j] - 2 W_ij``. Both costs lie in heaps: without an edge, the best exchange is that
+The change of f is ``leave[i] + enter[j] - 2 W_ij``. Both costs are in heaps: without an edge, the best exchange is that
 of the first entries. An edge with W_ij < 0 makes it worse: a heap is searched from its top, past neighbours, and never
 below an entry that is too costly. One with W_ij > 0 makes it better: those are in a heap of their own (`crossing`). An
 exchange costs about the degrees of its two vertices and, with weights above 0, those of their neighbours, not k.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numba import b1, f8, i8
 
-from ...._shared.jit import jit, part
+from ...._shared.jit import inlined, jit
 from ...exchange.rounding import REFRESH
 from .crossing import CROSSING, along_edge, begin, entered, gone, key_of, note_key
 from .heap import HEAP, arrange, change, push, put, take_out
@@ -34,7 +34,7 @@ def largest(g, top):
     return most
 
 
-@part
+@inlined
 def best_exchange(g, crossing, x, leave, enter, best, stack):
     """Return the least change of f below `best`, and its vertices; i = -1: none.
 
@@ -49,38 +49,38 @@ def best_exchange(g, crossing, x, leave, enter, best, stack):
     stack[0, 0] = 0
     while waiting > 0:
         waiting -= 1
-        at = stack[0, waiting]
-        key = leave.keys[at]
+        position = stack[0, waiting]
+        key = leave.keys[position]
         if key + low >= best:
             continue
-        for child in range(min(4 * at + 4, leave.held[0] - 1), 4 * at, -1):
+        for child in range(min(4 * position + 4, leave.held[0] - 1), 4 * position, -1):
             stack[0, waiting] = child
             waiting += 1
-        found, j = partner(g, leave.items[at], key, enter, best, stack[1])
+        change, j = partner(g, leave.vertices[position], key, enter, best, stack[1])
         if j >= 0:
-            best, bi, bj = found, leave.items[at], j
+            best, bi, bj = change, leave.vertices[position], j
     return best, bi, bj
 
 
-@part
+@inlined
 def partner(g, v, key, heap, best, stack):
     """Return the best exchange of v, which costs `key`, with an entry of the heap, if below `best`."""
-    found, waiting = -1, 1
+    vertex, waiting = -1, 1
     stack[0] = 0
     if heap.held[0] == 0:
-        return best, found
+        return best, vertex
     while waiting > 0:
         waiting -= 1
-        at = stack[waiting]
-        if key + heap.keys[at] >= best:
+        position = stack[waiting]
+        if key + heap.keys[position] >= best:
             continue
-        for child in range(min(4 * at + 4, heap.held[0] - 1), 4 * at, -1):
+        for child in range(min(4 * position + 4, heap.held[0] - 1), 4 * position, -1):
             stack[waiting] = child
             waiting += 1
-        total = (key + heap.keys[at]) - 2.0 * weight_of(g, v, heap.items[at])
+        total = (key + heap.keys[position]) - 2.0 * weight_of(g, v, heap.vertices[position])
         if total < best:
-            best, found = total, heap.items[at]
-    return best, found
+            best, vertex = total, heap.vertices[position]
+    return best, vertex
 
 
 @jit(ahead=[i8(GRAPH, f8, b1[::1], f8[::1], f8[::1], i8[::1], HEAP, HEAP, CROSSING, i8)])
@@ -138,7 +138,7 @@ def improve(g, tolerance, x, cost, size, age, leave, enter, crossing, steps):
     return done
 
 
-@part
+@inlined
 def _begin(g, tolerance, x, cost, size, age, leave, enter, crossing):
     leave.held[0] = enter.held[0] = 0
     for v in range(len(x)):
@@ -153,7 +153,7 @@ def _begin(g, tolerance, x, cost, size, age, leave, enter, crossing):
         begin(g, crossing, x, leave, enter)
 
 
-@part
+@inlined
 def _sum(g, x, v, cost, size, age):
     total, held = 0.0, abs(g.nodes[v])
     for p in range(g.indptr[v], g.indptr[v + 1]):

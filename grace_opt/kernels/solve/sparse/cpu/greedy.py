@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba import b1, f8, i8, types, void
 
-from ...._shared.inner import ask_for
-from ...._shared.jit import jit, part
+from ...._shared.inner import prefetch
+from ...._shared.jit import inlined, jit
 from .heap import HEAP, arrange, change, put, take_out
 from .sums import GRAPH
 
@@ -18,13 +18,13 @@ from .sums import GRAPH
 DWARFING_RATIO = 2.0**36
 
 
-@part
-def ask_for_neighbours(g, heap, vertex):
+@inlined
+def prefetch_neighbours(g, heap, vertex):
     """Have a vertex's neighbours in the cache when their keys change: each is somewhere else in memory."""
     for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
-        ask_for(heap.place, g.indices[p])
+        prefetch(heap.place, g.indices[p])
     for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
-        ask_for(heap.keys, max(heap.place[g.indices[p]], 0))
+        prefetch(heap.keys, max(heap.place[g.indices[p]], 0))
 
 
 @jit(ahead=[void(GRAPH, b1[::1], HEAP)])
@@ -38,12 +38,15 @@ def begin_add(g, free, heap):
 
 @jit(ahead=[f8(GRAPH, HEAP, i8[::1], i8, i8, f8)])
 def add(g, heap, taken, first, last, rise):
-    """Fill `taken` from `first` to `last` with the vertices that MIES takes, in order; return `rise` plus scores."""
+    """Fill `taken` from `first` to `last` with the vertices that MIES takes, in order; return `rise` plus scores.
+
+    g : Graph; heap : Heap; taken : (k,) int64; first, last : int64; rise : float64
+    """
     for step in range(first, last):
-        vertex = heap.items[0]
+        vertex = heap.vertices[0]
         rise += heap.keys[0]
         taken[step] = vertex
-        ask_for_neighbours(g, heap, vertex)
+        prefetch_neighbours(g, heap, vertex)
         take_out(heap, vertex)
         for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
             other = g.indices[p]
@@ -66,20 +69,24 @@ def begin_drop(g, free, heap, held, rest):
             grain = min(grain, abs(g.nodes[v]))
     for p in range(len(g.data)):
         grain = min(grain, abs(g.data[p]))
-    for at in range(heap.held[0]):
-        heap.keys[at] = _leaving(g, heap.place, heap.items[at], held, rest)
-        most = max(most, held[heap.items[at]])
+    for position in range(heap.held[0]):
+        heap.keys[position] = _leaving(g, heap.place, heap.vertices[position], held, rest)
+        most = max(most, held[heap.vertices[position]])
     arrange(heap)
     return grain, most / DWARFING_RATIO > grain  # else no sum can shrink that far
 
 
 @jit(ahead=[void(GRAPH, HEAP, f8[::1], f8[::1], f8, b1, i8[::1], i8, i8)])
 def drop(g, heap, held, rest, grain, dwarfed, dropped, first, last):
-    """Fill `dropped` from `first` to `last` with the vertices that drop-greedy drops, in order."""
+    """Fill `dropped` from `first` to `last` with the vertices that drop-greedy drops, in order.
+
+    g : Graph; heap : Heap; held, rest : (n,) float64, as `begin_drop` filled them; grain : float64; dwarfed : bool
+    dropped : (n - k,) int64; first, last : int64
+    """
     for step in range(first, last):
-        vertex = heap.items[0]
+        vertex = heap.vertices[0]
         dropped[step] = vertex
-        ask_for_neighbours(g, heap, vertex)
+        prefetch_neighbours(g, heap, vertex)
         take_out(heap, vertex)
         for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
             other = g.indices[p]
@@ -93,9 +100,9 @@ def drop(g, heap, held, rest, grain, dwarfed, dropped, first, last):
             change(heap, other, key)
 
 
-@part
+@inlined
 def _leaving(g, place, vertex, held, rest):
-    """W_vv - 2 (W 1_C)_v with C the vertices left, summed from the first to the last."""
+    """Return W_vv - 2 (W 1_C)_v with C the vertices left, summed from the first to the last."""
     own, passed, total, size = g.nodes[vertex], False, 0.0, 0.0
     for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
         other = g.indices[p]
@@ -111,12 +118,12 @@ def _leaving(g, place, vertex, held, rest):
 
 
 @jit(ahead=[void(GRAPH, i8[::1], f8[::1])])
-def path(g, taken, found):
-    """Fill `found` (len(taken) + 1,) with f of the first vertices of an order, for every length."""
+def path(g, taken, output):
+    """Fill `output` (len(taken) + 1,) with f of the first vertices of an order, for every length."""
     sums = np.zeros(len(g.nodes))
-    found[0] = 0.0
+    output[0] = 0.0
     for step in range(len(taken)):
         vertex = taken[step]
-        found[step + 1] = found[step] + (g.nodes[vertex] + 2.0 * sums[vertex])
+        output[step + 1] = output[step] + (g.nodes[vertex] + 2.0 * sums[vertex])
         for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
             sums[g.indices[p]] += g.data[p]

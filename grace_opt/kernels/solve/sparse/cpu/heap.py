@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import f8, i4, i8, types
 
-from ...._shared.jit import part
+from ...._shared.jit import inlined
 
 
 class Heap(NamedTuple):
@@ -22,7 +22,7 @@ class Heap(NamedTuple):
     """
 
     keys: Any
-    items: Any
+    vertices: Any
     place: Any
     rank: Any
     held: Any
@@ -37,94 +37,94 @@ def new_heap(place: Any, rank: Any) -> Heap:
     return Heap(np.empty(len(place)), np.empty(len(place), np.int32), place, rank, np.zeros(1, np.int64))
 
 
-@part
-def before(heap, key, item, at):
-    """Whether an entry comes before the one at a place."""
-    if key != heap.keys[at]:
-        return key < heap.keys[at]
+@inlined
+def before(heap, key, vertex, position):
+    """Return whether an entry comes before the one at a place."""
+    if key != heap.keys[position]:
+        return key < heap.keys[position]
     if len(heap.rank) == 0:
-        return item < heap.items[at]
-    return heap.rank[item] < heap.rank[heap.items[at]]
+        return vertex < heap.vertices[position]
+    return heap.rank[vertex] < heap.rank[heap.vertices[position]]
 
 
-@part
-def write(heap, at, key, item):
+@inlined
+def write(heap, position, key, vertex):
     """Write an entry to a place."""
-    heap.keys[at], heap.items[at], heap.place[item] = key, item, at
+    heap.keys[position], heap.vertices[position], heap.place[vertex] = key, vertex, position
 
 
-@part
-def up(heap, at):
+@inlined
+def up(heap, position):
     """Move an entry up to where it belongs; return where."""
-    key, item = heap.keys[at], heap.items[at]
-    while at > 0:
-        above = (at - 1) >> 2
-        if not before(heap, key, item, above):
+    key, vertex = heap.keys[position], heap.vertices[position]
+    while position > 0:
+        above = (position - 1) >> 2
+        if not before(heap, key, vertex, above):
             break
-        write(heap, at, heap.keys[above], heap.items[above])
-        at = above
-    write(heap, at, key, item)
-    return at
+        write(heap, position, heap.keys[above], heap.vertices[above])
+        position = above
+    write(heap, position, key, vertex)
+    return position
 
 
-@part
-def down(heap, at):
+@inlined
+def down(heap, position):
     """Move an entry down to where it belongs."""
-    size, key, item = heap.held[0], heap.keys[at], heap.items[at]
+    size, key, vertex = heap.held[0], heap.keys[position], heap.vertices[position]
     while True:
-        first = 4 * at + 1
+        first = 4 * position + 1
         if first >= size:
             break
         least = first
         for child in range(first + 1, min(first + 4, size)):
-            if before(heap, heap.keys[child], heap.items[child], least):
+            if before(heap, heap.keys[child], heap.vertices[child], least):
                 least = child
-        if before(heap, key, item, least):
+        if before(heap, key, vertex, least):
             break
-        write(heap, at, heap.keys[least], heap.items[least])
-        at = least
-    write(heap, at, key, item)
+        write(heap, position, heap.keys[least], heap.vertices[least])
+        position = least
+    write(heap, position, key, vertex)
 
 
-@part
-def put(heap, item, key):
+@inlined
+def put(heap, vertex, key):
     """Append a vertex; `arrange` makes a heap of all of them."""
-    write(heap, heap.held[0], key, item)
+    write(heap, heap.held[0], key, vertex)
     heap.held[0] += 1
 
 
-@part
+@inlined
 def arrange(heap):
     """Make a heap of entries in any order."""
-    for at in range((heap.held[0] - 2) >> 2, -1, -1):
-        down(heap, at)
+    for position in range((heap.held[0] - 2) >> 2, -1, -1):
+        down(heap, position)
 
 
-@part
-def push(heap, item, key):
+@inlined
+def push(heap, vertex, key):
     """Add a vertex."""
-    put(heap, item, key)
+    put(heap, vertex, key)
     up(heap, heap.held[0] - 1)
 
 
-@part
-def take_out(heap, item):
+@inlined
+def take_out(heap, vertex):
     """Remove a vertex."""
-    at, last = heap.place[item], heap.held[0] - 1
+    position, last = heap.place[vertex], heap.held[0] - 1
     heap.held[0] = last
-    heap.place[item] = -1
-    if at != last:
-        write(heap, at, heap.keys[last], heap.items[last])
-        down(heap, up(heap, at))
+    heap.place[vertex] = -1
+    if position != last:
+        write(heap, position, heap.keys[last], heap.vertices[last])
+        down(heap, up(heap, position))
 
 
-@part
-def change(heap, item, key):
+@inlined
+def change(heap, vertex, key):
     """Give a vertex another key."""
-    at = heap.place[item]
-    earlier = key < heap.keys[at]
-    heap.keys[at] = key
+    position = heap.place[vertex]
+    earlier = key < heap.keys[position]
+    heap.keys[position] = key
     if earlier:
-        up(heap, at)
+        up(heap, position)
     else:
-        down(heap, at)
+        down(heap, position)

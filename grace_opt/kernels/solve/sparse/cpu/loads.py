@@ -43,13 +43,13 @@ def rows(g, free, k, cost):
         if taken < below or above > 0:
             sort(entries[:count])
         total, size = g.nodes[v], abs(g.nodes[v])
-        for at in range(count):
-            chosen = entries[at] < 0.0
+        for place in range(count):
+            chosen = entries[place] < 0.0
             if taken < below or above > 0:
-                chosen = at < taken or (at >= below and at < below + above)
+                chosen = place < taken or (place >= below and place < below + above)
             if chosen:
-                total += entries[at]
-                size += abs(entries[at])
+                total += entries[place]
+                size += abs(entries[place])
         cost[v] = total - MARGIN * (count + 2) * EPS * size
 
 
@@ -69,22 +69,22 @@ def begin(g, free, shares, load):
     """Give half of each edge to either end. `shares` has what the lower end of each edge gets, in order."""
     for v in range(len(free)):
         load[v] = -g.nodes[v]
-    at = 0
+    edge = 0
     for v in range(len(free)):
         if free[v]:
             for p in range(g.indptr[v], g.indptr[v + 1]):
                 u = g.indices[p]
                 if u > v and g.data[p] < 0.0 and free[u]:
-                    shares[at] = -g.data[p]
+                    shares[edge] = -g.data[p]
                     load[v] -= g.data[p]
                     load[u] -= g.data[p]
-                    at += 1
+                    edge += 1
 
 
 @jit(ahead=[void(GRAPH, b1[::1], f8[::1], f8[::1])])
 def balance(g, free, shares, load):
     """Equalise the loads of each edge's ends, as far as its weight goes, one edge after the other."""
-    at = 0
+    edge = 0
     for v in range(len(free)):
         if not free[v]:
             continue
@@ -92,12 +92,12 @@ def balance(g, free, shares, load):
         for p in range(g.indptr[v], g.indptr[v + 1]):
             u = g.indices[p]
             if u > v and g.data[p] < 0.0 and free[u]:
-                before = shares[at]
+                before = shares[edge]
                 after = min(max(before - 0.5 * (own - load[u]), 0.0), -2.0 * g.data[p])
                 own += after - before
                 load[u] -= after - before
-                shares[at] = after
-                at += 1
+                shares[edge] = after
+                edge += 1
         load[v] = own
 
 
@@ -108,7 +108,7 @@ def sum_loads(g, free, shares, load):
     size, count = np.empty(n), np.zeros(n, np.int64)
     for v in range(n):
         load[v], size[v] = -g.nodes[v], abs(g.nodes[v])
-    at = 0
+    edge = 0
     for v in range(n):
         if not free[v]:
             continue
@@ -116,12 +116,12 @@ def sum_loads(g, free, shares, load):
             u = g.indices[p]
             if u > v and g.data[p] < 0.0 and free[u]:
                 whole = -2.0 * g.data[p]
-                load[v] += shares[at]
-                load[u] += whole - shares[at]
+                load[v] += shares[edge]
+                load[u] += whole - shares[edge]
                 size[v] += whole
                 size[u] += whole
                 count[v] += 1
                 count[u] += 1
-                at += 1
+                edge += 1
     for v in range(n):
         load[v] = load[v] + MARGIN * (count[v] + 2) * EPS * size[v] if free[v] else -np.inf

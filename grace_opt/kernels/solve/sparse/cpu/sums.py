@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import b1, f8, i4, i8, types, void
 
-from ...._shared.jit import jit, part
+from ...._shared.jit import inlined, jit
 from ..forms import Graph
 
 #: numba's type of a graph.
@@ -45,10 +45,10 @@ def objective(g, mask):
 def least_weight(g):
     """Return the least absolute weight that is not 0; infinite if there is none."""
     least = np.inf
-    for each in (g.nodes, g.data):
-        for p in range(len(each)):
-            if each[p] != 0.0:
-                least = min(least, abs(each[p]))
+    for weights in (g.nodes, g.data):
+        for p in range(len(weights)):
+            if weights[p] != 0.0:
+                least = min(least, abs(weights[p]))
     return least
 
 
@@ -59,7 +59,7 @@ def fill_costs(g, x, cost):
         cost[v] = cost_of(g, x, v)
 
 
-@part
+@inlined
 def cost_of(g, x, v):
     """Sum one vertex's cost, with its rounding errors."""
     total, lost = 0.0, 0.0
@@ -77,7 +77,7 @@ def cost_of(g, x, v):
     return after + lost
 
 
-@part
+@inlined
 def weight_of(g, i, j):
     """Return W_ij; 0 without an edge. Row i is sorted: O(log degree)."""
     low, high = g.indptr[i], g.indptr[i + 1]
@@ -91,13 +91,13 @@ def weight_of(g, i, j):
 
 
 @jit(ahead=[void(GRAPH, i4[::1], i4[::1], f8[::1])])
-def fill_weights(g, first, second, found):
+def fill_weights(g, first, second, output):
     """Set the weights of pairs of vertices."""
-    for p in range(len(found)):
-        found[p] = weight_of(g, first[p], second[p])
+    for p in range(len(output)):
+        output[p] = weight_of(g, first[p], second[p])
 
 
-@part
+@inlined
 def moved(g, x, v, cost, weight, grain):
     """Return the cost of v after a neighbour was added (weight > 0 or < 0) or taken away (its negative)."""
     after = cost + 2.0 * weight

@@ -11,24 +11,28 @@ from __future__ import annotations
 import numpy as np
 from numba import b1, f8, i8, u8, void
 
-from ...._shared.jit import jit, part
+from ...._shared.jit import inlined, jit
 from ...tabu.cpu import CLOCK, RESTARTS, SLACK, STALE, draw, keep_elite, restart
+from .best_set import BEST, BEST_SET, NOW, RUN, note_all, note_moved, settle, store_best
 from .crossing import CROSSING, begin, entered, gone, key_of, note_key
 from .exchange import best_exchange, partner
 from .heap import HEAP, arrange, change, push, put, take_out
-from .kept import BEST, KEPT, NOW, RUN, keep, note_all, note_moved, settle
 from .sums import DWARFS, GRAPH, cost_of, moved, objective, weight_of
 
 
 @jit(ahead=[f8(GRAPH, b1[::1], f8[::1], HEAP, HEAP, HEAP, CROSSING, f8[::1], u8[::1])])
 def start(g, x, cost, leave, enter, blocked, crossing, values, rng):
-    """Sum every cost and f of x, draw ranks, and fill the heaps; return the size of f's sum."""
+    """Sum every cost and f of x, draw ranks, and fill the heaps; return the size of f's sum.
+
+    g : Graph; x : (n,) bool; cost : (n,) float64; leave, enter, blocked : Heap; crossing : Crossing
+    values : (4,) float64, as in `best_set`; rng : (1,) uint64
+    """
     n = len(x)
     leave.held[0] = enter.held[0] = blocked.held[0] = 0
     for v in range(n):  # shuffled inside out
-        at = draw(rng, v + 1)
-        leave.rank[v] = leave.rank[at]
-        leave.rank[at] = v
+        other = draw(rng, v + 1)
+        leave.rank[v] = leave.rank[other]
+        leave.rank[other] = v
         leave.place[v] = blocked.place[v] = -1
     for v in range(n):
         cost[v] = cost_of(g, x, v)
@@ -47,8 +51,8 @@ def start(g, x, cost, leave, enter, blocked, crossing, values, rng):
 @jit(
     ahead=[
         void(
-            GRAPH, f8[::1], f8, f8, i8, b1[::1], f8[::1], i8[::1], HEAP, HEAP, HEAP, CROSSING, KEPT, b1[::1], KEPT,
-            f8[::1], f8[::1], b1[:, ::1], f8[::1], i8[::1], u8[::1], i8, i8, i8, i8,
+            GRAPH, f8[::1], f8, f8, i8, b1[::1], f8[::1], i8[::1], HEAP, HEAP, HEAP, CROSSING, BEST_SET, b1[::1],
+            BEST_SET, f8[::1], f8[::1], b1[:, ::1], f8[::1], i8[::1], u8[::1], i8, i8, i8, i8,
         )
     ]
 )  # fmt: skip
@@ -59,8 +63,8 @@ def run(
     """Search for `budget` iterations from the state in the arrays, which are updated in place.
 
     top, most : `largest`; grain : the least weight that is not 0; cost, until (n,)
-    leave, enter, blocked : Heap; crossing : Crossing; best, own : Kept, of all runs and of this one; sure (n,) bool
-    values : as in `kept`; sizes (1,) the sum of |W_ij| over x, when last summed
+    leave, enter, blocked : Heap; crossing : Crossing; best, own : BestSet, of all runs and of this one; sure (n,) bool
+    values : as in `best_set`; sizes (1,) the sum of |W_ij| over x, when last summed
     elites, elite_values, state, rng, budget, patience, tenure : as in `grace_opt.kernels.solve.tabu.cpu`
     refresh : iterations after which all sums are made anew
     """
@@ -69,7 +73,7 @@ def run(
         state[CLOCK] += 1
         now = state[CLOCK]
         while blocked.held[0] > 0 and blocked.keys[0] <= now:
-            v = blocked.items[0]
+            v = blocked.vertices[0]
             take_out(blocked, v)
             if x[v]:
                 push(leave, v, -cost[v])
@@ -97,7 +101,7 @@ def run(
                 values[NOW], _, sizes[0] = objective(g, x)
         if values[NOW] < values[RUN] - slack:
             values[RUN] = values[NOW]
-            keep(own, x)
+            store_best(own, x)
             state[STALE] = 0
         else:
             state[STALE] += 1
@@ -109,7 +113,7 @@ def run(
             sizes[0] = start(g, x, cost, leave, enter, blocked, crossing, values, rng)
             note_all(best)
             note_all(own)
-            keep(own, x)
+            store_best(own, x)
             values[RUN] = values[NOW]
             state[STALE] = 0
             state[RESTARTS] += 1
@@ -129,15 +133,15 @@ def run(
     _note_best(x, best, values, SLACK * sizes[0])
 
 
-@part
+@inlined
 def _note_best(x, best, values, slack):
     """Keep x as the best set if it is; called when f stops falling, not at every step."""
     if values[NOW] < values[BEST] - slack:
         values[BEST] = values[NOW]
-        keep(best, x)
+        store_best(best, x)
 
 
-@part
+@inlined
 def _exchange(g, grain, x, cost, leave, enter, blocked, crossing, i, j):
     """Move i out and j in, from whichever heaps they are in, and change the costs of their neighbours."""
     upwards = len(crossing.bound) > 0
@@ -166,13 +170,13 @@ def _exchange(g, grain, x, cost, leave, enter, blocked, crossing, i, j):
                     note_key(g, crossing, x, leave, enter, u, before)
 
 
-@part
+@inlined
 def _in_spite_of_tabu(g, top, most, x, cost, leave, enter, blocked, step, i, j, wish, stack):
     """Return the exchange given, or a better one with vertices that are tabu, if it is below `wish`."""
-    limit, found_i, found_j = min(step, wish), -1, -1
+    limit, out_vertex, in_vertex = min(step, wish), -1, -1
     out, into = np.inf, np.inf
-    for at in range(blocked.held[0]):
-        v = blocked.items[at]
+    for position in range(blocked.held[0]):
+        v = blocked.vertices[position]
         if x[v]:
             key, others = -cost[v], enter
             out = min(out, key)
@@ -187,26 +191,26 @@ def _in_spite_of_tabu(g, top, most, x, cost, leave, enter, blocked, step, i, j, 
             u = other if other >= 0 else u
         if u >= 0:
             limit = total
-            found_i, found_j = (v, u) if x[v] else (u, v)
+            out_vertex, in_vertex = (v, u) if x[v] else (u, v)
     if out + into - 2.0 * most < limit:
         for a in range(blocked.held[0]):
             for b in range(blocked.held[0]):
-                v, u = blocked.items[a], blocked.items[b]
+                v, u = blocked.vertices[a], blocked.vertices[b]
                 if x[v] and not x[u]:
                     total = (cost[u] - cost[v]) - 2.0 * weight_of(g, v, u)
                     if total < limit:
-                        limit, found_i, found_j = total, v, u
-    return (limit, found_i, found_j) if found_i >= 0 else (step, i, j)
+                        limit, out_vertex, in_vertex = total, v, u
+    return (limit, out_vertex, in_vertex) if out_vertex >= 0 else (step, i, j)
 
 
-@part
+@inlined
 def _neighbour(g, v, key, x, heap, best):
     """As `partner`, among neighbours by an edge of positive weight on the other side."""
-    found = -1
+    vertex = -1
     for p in range(g.indptr[v], g.indptr[v + 1]):
         u = g.indices[p]
         if g.data[p] > 0.0 and x[u] != x[v] and heap.place[u] >= 0:
             total = (key + heap.keys[heap.place[u]]) - 2.0 * g.data[p]
             if total < best:
-                best, found = total, u
-    return best, found
+                best, vertex = total, u
+    return best, vertex

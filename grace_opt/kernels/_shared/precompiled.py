@@ -1,12 +1,12 @@
-"""`BroughtLoop`: a loop's machine code for one signature, from a wheel; Python calls it with a table.
+"""`PrecompiledLoop`: a loop's machine code for one signature, from a wheel; Python calls it with a table.
 
 What numba makes for Python to call is tied to a version of Python. So `grace_opt.kernels._shared.table_function` makes
 a C function of the loop, which takes the address of a table of 8 bytes an entry: whether it is done, its arguments, and
 its results. An argument is a number, or the address of a numpy array, whose fields numpy's C interface has at the same
 place in all versions; a tuple is what it holds.
 
-When: `grace_opt.kernels._shared.jit` asks it before it compiles a loop. A call takes some five microseconds longer than
-one by numba. Why: docs/adr/0020-compiled-ahead-of-time.md.
+When: `grace_opt.kernels._shared.jit` looks here before it compiles a loop. A call takes some five microseconds longer
+than one by numba. Why: docs/adr/0020-compiled-ahead-of-time.md.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _INT64 = range(-(2**63), 2**63)
 def leaves(kind: Any) -> Iterator[Any]:
     """Yield the types of numbers and arrays that a type is made of, in order: an entry of the table for each."""
     if isinstance(kind, types.BaseTuple):
-        for each in kind:  # type: ignore[attr-defined]
-            yield from leaves(each)
+        for element in kind:  # type: ignore[attr-defined]
+            yield from leaves(element)
     elif kind is not types.none:
         yield kind
 
 
-class BroughtLoop:
+class PrecompiledLoop:
     """A loop for one signature, if the wheel that is installed has machine code of it for this processor.
 
     Parameters
@@ -83,32 +83,34 @@ class BroughtLoop:
 
     @cached_property
     def _formats(self) -> tuple[struct.Struct, struct.Struct]:
-        """Of what is given, and of what is found."""
-        given, found = leaves(types.Tuple(self.signature.args)), leaves(self.signature.return_type)
-        return struct.Struct("=q" + "".join(map(_letter, given))), struct.Struct("=" + "".join(map(_letter, found)))
+        """The formats of the arguments, and of the results."""
+        arguments, results = leaves(types.Tuple(self.signature.args)), leaves(self.signature.return_type)
+        return struct.Struct("=q" + "".join(map(_letter, arguments))), struct.Struct(
+            "=" + "".join(map(_letter, results))
+        )
 
     def _run(self, entries: Sequence[Any], alive: Any) -> Any:
         """Call it; other threads may use the interpreter meanwhile, and the arguments are kept alive."""
         assert self._call is not None
-        given, results = self._formats
-        table = ctypes.create_string_buffer(given.size + results.size)
-        given.pack_into(table, 0, 0, *entries)
+        arguments, results = self._formats
+        table = ctypes.create_string_buffer(arguments.size + results.size)
+        arguments.pack_into(table, 0, 0, *entries)
         self._call(table)
         if not table[0][0]:  # a C function cannot raise: it has written to stderr what is wrong
             raise MemoryError(f"{self.name} ended early; the lines above say why")
-        found = results.unpack_from(table, given.size)
+        values = results.unpack_from(table, arguments.size)
         if isinstance(self.signature.return_type, types.BaseTuple):
-            return found
-        return found[0] if found else None
+            return values
+        return values[0] if values else None
 
 
 def _letter(kind: Any) -> str:
-    """How `struct` writes an entry."""
+    """Return how `struct` writes an entry."""
     return {types.float64: "d", types.boolean: "?7x"}.get(kind, "q")
 
 
 def _kind_of(kind: Any) -> Any:
-    """What `_enter` compares a value with: a type, an array's dtype and dimensions, or a tuple's class and kinds."""
+    """Return what `_enter` compares with: a type, an array's dtype and dimensions, or a tuple's class and kinds."""
     if isinstance(kind, types.Array):
         return as_dtype(kind.dtype), kind.ndim
     if isinstance(kind, types.BaseNamedTuple):

@@ -1,7 +1,8 @@
 r"""What a step reads by: pages with their channels' ranges, or tokens with their first channels, or their ranges.
 
-A *unit* is what is read or left as a whole. For both kinds, `scores` says in which order, and `bounds` what the logits
-of a unit's tokens can be at most, in exact arithmetic on the stored numbers:
+A *page* is what is read or skipped as a whole: some consecutive tokens, or a single one with its first channels. For
+both kinds, `scores` says in which order, and `bounds` what the logits of a page's tokens can be at most, in exact
+arithmetic on the stored numbers:
 
 .. math:: \text{page } p: \quad u_p = \sum_c \max(q_c\,l_{pc},\; q_c\,h_{pc}), \qquad
    \text{token } t: \quad u_t = q_C a_t + |q_C|\, e + q_R \bar k_R + \lVert q_R \rVert\,\lVert k_{tR} - \bar k_R \rVert
@@ -21,18 +22,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Codes of a channel have room for whole vectors of so many tokens.
-ROOM = 16
+#: Codes of a channel are padded to whole vectors of so many tokens.
+PADDED_TO = 16
 
 
 class Placed:
     """What the compiled loops read by address."""
 
-    counts: Tensor
+    tokens_per_page: Tensor
 
     def summed(self, logits: Tensor) -> Tensor:
-        """Return the logarithm of the sum over each unit's tokens, if all have one of these logits ``(B, H, g, P)``."""
-        return logits + self.counts[:, None, None].to(logits.dtype).log()
+        """Return the logarithm of the sum over each page's tokens, if all have one of these logits ``(B, H, g, P)``."""
+        return logits + self.tokens_per_page[:, None, None].to(logits.dtype).log()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave addresses out of copies."""
@@ -50,7 +51,7 @@ class PageRanges(Placed):
     lower, upper : Tensor
         ``(B, H, P, d')``, of the type of the keys: each channel's least and largest number of a page's real tokens;
         zeros where a page is padding.
-    counts : Tensor
+    tokens_per_page : Tensor
         ``(B, P)`` int32: real tokens of a page.
     reach : Tensor
         ``(B, H, d')``: the largest absolute number of each channel.
@@ -62,12 +63,12 @@ class PageRanges(Placed):
     first: int
     lower: Tensor
     upper: Tensor
-    counts: Tensor
+    tokens_per_page: Tensor
     reach: Tensor
     places: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
-    def units(self) -> int:
+    def count(self) -> int:
         """Number of pages."""
         return self.lower.shape[2]
 
@@ -98,7 +99,7 @@ class FirstChannels(Placed):
         ``(B, H, S_p)``, float32 or wider: no less than the norm of the other channels' distance from `mean`.
     mean : Tensor
         ``(B, H, d' - lead)``, of the type of `norms`.
-    counts : Tensor
+    tokens_per_page : Tensor
         ``(B, S_p)`` int32: 1 for real tokens, 0 for padding.
     reach, places
         As in `PageRanges`.
@@ -109,7 +110,7 @@ class FirstChannels(Placed):
     levels: Tensor
     norms: Tensor
     mean: Tensor
-    counts: Tensor
+    tokens_per_page: Tensor
     reach: Tensor
     places: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -134,12 +135,12 @@ class FirstChannels(Placed):
         off = (numbers.double() - (low.double() + step.double() * codes.double())).masked_fill(hidden, 0.0)
         off = off.abs().amax(-1)
         levels = torch.stack([step[..., 0], low[..., 0], _up(off, wide)], dim=2)
-        room = -(-keys.shape[2] // ROOM) * ROOM - keys.shape[2]
-        codes = torch.nn.functional.pad(codes.to(torch.uint8), (0, room))
+        padding = -(-keys.shape[2] // PADDED_TO) * PADDED_TO - keys.shape[2]
+        codes = torch.nn.functional.pad(codes.to(torch.uint8), (0, padding))
         return FirstChannels(lead, codes, levels, norms, mean, real.to(torch.int32), shown.abs().amax(2))
 
     @property
-    def units(self) -> int:
+    def count(self) -> int:
         """Number of tokens."""
         return self.norms.shape[2]
 
@@ -148,7 +149,7 @@ class FirstChannels(Placed):
         kind = query.dtype
         step, low, off = (each[:, :, None] for each in self.levels.to(kind).unbind(2))  # (B, H, 1, lead)
         first, others = query[..., : self.lead], query[..., self.lead :]
-        expected = (first * step) @ self.codes[..., : self.units].to(kind) + (first * low).sum(-1, keepdim=True)
+        expected = (first * step) @ self.codes[..., : self.count].to(kind) + (first * low).sum(-1, keepdim=True)
         expected = expected + (others * self.mean.to(kind)[:, :, None]).sum(-1, keepdim=True)
         length, norms = torch.linalg.vector_norm(others, dim=-1), self.norms.to(kind)[:, :, None]
         bounds = expected + length[..., None] * norms + (first.abs() * off).sum(-1, keepdim=True)
@@ -162,5 +163,5 @@ def _up(numbers: Tensor, kind: torch.dtype) -> Tensor:
     return (numbers * (1 + 2 * torch.finfo(kind).eps) + torch.finfo(kind).tiny).to(kind)
 
 
-#: What a step reads by.
-Units = PageRanges | FirstChannels
+#: What pages get their scores from: what a step reads by.
+PageScores = PageRanges | FirstChannels

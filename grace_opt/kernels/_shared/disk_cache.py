@@ -1,4 +1,4 @@
-"""Keep compiled loops on disk, in one cache for all of ours that can never make a call fail.
+"""Cache compiled loops on disk, in one place for all of ours that can never make a call fail.
 
 With its own cache, numba refuses to compile if no folder can be written to, and fails if a cached file is damaged or
 the disk is full. Ours compiles anyway; one warning per process says what is wrong. The names of cached files contain a
@@ -31,7 +31,7 @@ _said = False
 
 
 def cache_folder() -> Path | None:
-    """Return where compiled loops are kept, or None; ``*`` stands for the operation if next to each module."""
+    """Return where compiled loops are cached, or None; ``*`` stands for the operation if next to each module."""
     try:
         folder = Path(_Cache(cache_folder).cache_path)
     except (RuntimeError, OSError):
@@ -68,13 +68,13 @@ class _Cache(FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
-            found = super().load_overload(sig, target_context)
+            loaded = super().load_overload(sig, target_context)
         except Exception:  # unpickling or linking a damaged file may raise anything: it is replaced
             self._guarded(self.flush)
             return None
         # Two processes that save at the same time can assign one file to two signatures.
-        fits = found is None or tuple(found.signature.args) == tuple(normalize_signature(sig)[0])
-        return found if fits else None
+        fits = loaded is None or tuple(loaded.signature.args) == tuple(normalize_signature(sig)[0])
+        return loaded if fits else None
 
     def is_on_disk(self) -> bool:
         """Return whether the function has been compiled before, for whatever types."""
@@ -97,8 +97,8 @@ def cache_of(function: Callable[..., Any]) -> Any:
     except (RuntimeError, OSError):  # numba found no folder, or we found no source
         beside = Path(inspect.getfile(function)).parent / "__pycache__"
         folder = getattr(config, "CACHE_DIR", "")
-        given = f"NUMBA_CACHE_DIR={folder}, " if folder else ""
-        return _Nowhere(f"neither {given}{beside} nor the user's cache folder can be written to")
+        setting = f"NUMBA_CACHE_DIR={folder}, " if folder else ""
+        return _Nowhere(f"neither {setting}{beside} nor the user's cache folder can be written to")
 
 
 @cache

@@ -17,8 +17,8 @@ from numba import b1, f4, f8, i1, i4, i8, types, u8
 
 from grace_opt import kernels
 from grace_opt.kernels._shared import ahead
-from grace_opt.kernels._shared.brought import BroughtLoop
 from grace_opt.kernels._shared.jit import Loop, jit
+from grace_opt.kernels._shared.precompiled import PrecompiledLoop
 from grace_opt.kernels._shared.table_function import table_function
 from grace_opt.kernels._shared.threads import CALLED
 from grace_opt.kernels.solve.relaxation import cpu as relaxation
@@ -66,17 +66,17 @@ def fails(x):
     return 7
 
 
-def brought(loop: Loop, at: int = 0) -> BroughtLoop:
-    """One of its signatures, compiled as for a wheel, and found as if a wheel had brought it."""
-    one = BroughtLoop(loop.py_func, loop.brought[at].signature, at)
+def precompiled(loop: Loop, at: int = 0) -> PrecompiledLoop:
+    """One of its signatures, compiled as for a wheel, and found as if a wheel had it."""
+    one = PrecompiledLoop(loop.py_func, loop.precompiled[at].signature, at)
     made = table_function(loop, one.signature).compile()
     one._made, one._looked_for, one._call = made, True, CALLED(made.address)  # type: ignore[attr-defined]
     return one
 
 
 @pytest.fixture(scope="module")
-def echoes() -> BroughtLoop:
-    return brought(echo)
+def echoes() -> PrecompiledLoop:
+    return precompiled(echo)
 
 
 def arguments(count: Any = 3, number: Any = 0.5, yes: Any = True) -> list[Any]:
@@ -149,7 +149,7 @@ def test_too_few_or_too_many_are_left_to_numba(echoes):
 
 def test_an_error_in_a_loop_is_an_error(monkeypatch):
     """A C function only writes to stderr, and what it should have found would be zeros."""
-    one = brought(fails)
+    one = precompiled(fails)
     good, bad, written = np.ones(1), np.zeros(1), []
     monkeypatch.setattr(sys, "unraisablehook", lambda said: written.append(str(said.exc_value)))
     assert one.prepared((good,))(good) == 7  # type: ignore[misc]
@@ -164,13 +164,13 @@ def test_a_wrong_type_of_the_result_is_not_compiled():
         return len(x)
 
     with pytest.raises(Exception, match="returns int64, and is said to"):
-        table_function(whole, whole.brought[0].signature).compile()
+        table_function(whole, whole.precompiled[0].signature).compile()
 
 
 def test_a_loop_is_called_from_machine_code_before_anything_else(monkeypatch):
     """Not compiled, and not run as plain Python; what does not fit it is, and what is switched off."""
     x = np.array([2.0, -1.0, 0.25])
-    one = brought(relaxation.repair)
+    one = precompiled(relaxation.repair)
     asked = []
     monkeypatch.setattr(ahead, "address_of", lambda name: asked.append(name) or one._made.address)  # type: ignore[attr-defined]
     loop = jit(relaxation.repair.py_func, ahead=[one.signature], small=1000)
@@ -186,10 +186,10 @@ def test_a_loop_is_called_from_machine_code_before_anything_else(monkeypatch):
 
 
 def test_threads_that_begin_together_look_for_it_once(monkeypatch):
-    made = table_function(relaxation.repair, relaxation.repair.brought[0].signature).compile()
+    made = table_function(relaxation.repair, relaxation.repair.precompiled[0].signature).compile()
     asked, start, found = [], threading.Barrier(4), []
     monkeypatch.setattr(ahead, "address_of", lambda name: asked.append(name) or made.address)
-    one = BroughtLoop(relaxation.repair.py_func, relaxation.repair.brought[0].signature, 0)
+    one = PrecompiledLoop(relaxation.repair.py_func, relaxation.repair.precompiled[0].signature, 0)
 
     def work() -> None:
         start.wait()
@@ -214,11 +214,11 @@ def loops() -> dict[str, Loop]:
     return {ahead.name_of(each.py_func): each for each in found if isinstance(each, Loop)}
 
 
-def test_every_loop_is_brought():
+def test_every_loop_is_precompiled():
     """But those that other loops call; and each for the types of its results."""
-    without = {name.rpartition(".")[2] for name, loop in loops().items() if not loop.brought}
+    without = {name.rpartition(".")[2] for name, loop in loops().items() if not loop.precompiled}
     assert without == {"largest_row", "mean", "mean_square", "step_of", "weighted"}
     for loop in loops().values():
-        for one in loop.brought:
+        for one in loop.precompiled:
             loop.compile(one.signature.args)  # from disk, if it was before
             assert loop.overloads[one.signature.args].signature.return_type == one.signature.return_type, one.name

@@ -1,4 +1,4 @@
-"""The best set of a search, kept without copying all of x at every improvement; and checked by exact sums.
+"""The best set of a search, stored without copying all of x at every improvement; and checked by exact sums.
 
 A search updates f with every move, with a rounding error each. `settle` sums the best set's f anew now and then, and
 goes back to the last one that was summed if it is not better after all: what is returned is never worse than the start.
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import b1, f8, i4, i8, types, void
 
-from ...._shared.jit import jit, part
+from ...._shared.jit import inlined, jit
 from ...._shared.whole import copy
 from .sums import GRAPH, objective
 
@@ -19,7 +19,7 @@ from .sums import GRAPH, objective
 NOW, BEST, RUN, SURE = 0, 1, 2, 3
 
 
-class Kept(NamedTuple):
+class BestSet(NamedTuple):
     """A set (n,) bool, the vertices that moved since (some of them twice), and their number (1,): if more, all."""
 
     x: Any
@@ -28,41 +28,41 @@ class Kept(NamedTuple):
 
 
 #: numba's type of one.
-KEPT = types.NamedTuple((b1[::1], i4[::1], i8[::1]), Kept)
+BEST_SET = types.NamedTuple((b1[::1], i4[::1], i8[::1]), BestSet)
 
 
-def new_kept(x: Any) -> Kept:
-    """Keep a set, (n,) bool."""
-    return Kept(x.copy(), np.empty(len(x) // 4 + 16, np.int32), np.zeros(1, np.int64))
+def new_best_set(x: Any) -> BestSet:
+    """Return the best set of a search that begins with x, (n,) bool."""
+    return BestSet(x.copy(), np.empty(len(x) // 4 + 16, np.int32), np.zeros(1, np.int64))
 
 
-@part
-def note_moved(kept, v):
+@inlined
+def note_moved(best, v):
     """Note that a vertex has moved."""
-    at = kept.count[0]
-    if at < len(kept.moved):
-        kept.moved[at] = v
-    kept.count[0] = min(at, len(kept.moved)) + 1
+    count = best.count[0]
+    if count < len(best.moved):
+        best.moved[count] = v
+    best.count[0] = min(count, len(best.moved)) + 1
 
 
-@part
-def keep(kept, x):
-    """Keep x instead."""
-    if kept.count[0] > len(kept.moved):
-        copy(kept.x, x)
+@inlined
+def store_best(best, x):
+    """Store x instead."""
+    if best.count[0] > len(best.moved):
+        copy(best.x, x)
     else:
-        for at in range(kept.count[0]):
-            kept.x[kept.moved[at]] = x[kept.moved[at]]
-    kept.count[0] = 0
+        for i in range(best.count[0]):
+            best.x[best.moved[i]] = x[best.moved[i]]
+    best.count[0] = 0
 
 
-@part
-def note_all(kept):
+@inlined
+def note_all(best):
     """Note that any vertex may have moved."""
-    kept.count[0] = len(kept.moved) + 1
+    best.count[0] = len(best.moved) + 1
 
 
-@jit(ahead=[void(GRAPH, KEPT, b1[::1], f8[::1])])
+@jit(ahead=[void(GRAPH, BEST_SET, b1[::1], f8[::1])])
 def settle(g, best, sure, values):
     """Sum f of the best set; keep it as the sure one if it is better, else go back to the sure one."""
     if values[BEST] == values[SURE]:

@@ -1,7 +1,7 @@
 """The functions of `vectors` as plain loops: the same results, bit for bit, several times slower when compiled.
 
 When: with ``GRACE_OPT_LLVM=0``, or with a version of llvmlite that does not accept the hand-written instructions; and
-where loops run as plain Python (`plainly`).
+where loops run as plain Python (`interpreted`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import numpy as np
 SIDE = 8
 
 
-def ask_for(array, place):
+def prefetch(array, place):
     """Do nothing: the processor prefetches on its own."""
 
 
 def add_twice(scores, row):
-    """``scores += 2 * row``, exactly rounded; returns the least score."""
+    """Add ``2 * row`` to the scores, exactly rounded; return the least score."""
     two, low = scores.dtype.type(2), scores.dtype.type(np.inf)
     for i in range(len(scores)):
         value = scores[i] + two * row[i]  # doubled in the scores' precision, where it is exact
