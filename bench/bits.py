@@ -49,7 +49,7 @@ from grace_opt.hf import (
     CompressedCache,
     Quantization,
     attention_implementation,
-    calibrate_basis,
+    calibrate,
     capture_attention,
 )
 from grace_opt.hf.models import disable_progress_bars, load_model
@@ -84,7 +84,7 @@ def shared_by_prompt(basis: CalibratedBasis, model: PreTrainedModel, ids: Tensor
 
     No cache can do that: the first layer is compressed before the last one is read.
     """
-    return with_rates_of(basis, calibrate_basis(model, None, [ids]))
+    return with_rates_of(basis, calibrate.basis(model, None, [ids]))
 
 
 @torch.no_grad()

@@ -29,10 +29,8 @@ from .models.compat import require_transformers
 require_transformers()
 
 from .._util.moved import refuse_moved  # noqa: E402
-from .bases.calibrate import calibrate_basis  # noqa: E402
+from . import calibrate  # noqa: E402
 from .bases.calibrated import CalibratedBasis  # noqa: E402
-from .calibrate.head_budgets import calibrate_eviction  # noqa: E402
-from .calibrate.static_masks import calibrate  # noqa: E402
 from .engine.attach import Attached, attach  # noqa: E402
 from .engine.attention import register_attention  # noqa: E402
 from .engine.cache import CompressedCache  # noqa: E402
@@ -74,8 +72,6 @@ __all__ = [
     "attach",
     "attention_implementation",
     "calibrate",
-    "calibrate_basis",
-    "calibrate_eviction",
     "capture_attention",
     "learn_masks",
     "tune",
@@ -86,6 +82,8 @@ __getattr__ = refuse_moved(
     {
         "PrunedKeyCache": "grace_opt.hf.CompressedCache",
         "PruningConfig": "grace_opt.hf.CacheConfig",
+        "calibrate_basis": "grace_opt.hf.calibrate.basis",
+        "calibrate_eviction": "grace_opt.hf.calibrate.budgets",
         "capture": "grace_opt.hf.capture_attention",
     },
 )

@@ -22,7 +22,7 @@ from grace_opt.hf import (
     StreamingLLM,
     attach,
     attention_implementation,
-    calibrate_basis,
+    calibrate,
     capture_attention,
 )
 from grace_opt.hf.bases.calibrated import CalibratedBasis
@@ -36,7 +36,7 @@ NOT_NUMBERS = (0, -1, 16.5, math.nan, math.inf, True, "2", np.array([2.0, 3.0]),
 @pytest.fixture(scope="module")
 def basis_file(tmp_path_factory):
     file = tmp_path_factory.mktemp("bases") / "llama.safetensors"
-    calibrate_basis(build("Llama"), None, [torch.arange(3, 90).repeat(3)]).save(file)
+    calibrate.basis(build("Llama"), None, [torch.arange(3, 90).repeat(3)]).save(file)
     return file
 
 
@@ -237,14 +237,16 @@ class TestBasis:
             made(tmp_path / "cut", bits=2)
 
     def test_of_a_model_whose_tokenizer_nobody_knows(self):
-        with pytest.raises(CalibrationError, match=r"calibrate_basis\(model, tokenizer\)\.save\(FILE\) and basis=FILE"):
+        with pytest.raises(
+            CalibrationError, match=r"calibrate\.basis\(model, tokenizer\)\.save\(FILE\) and basis=FILE"
+        ):
             CompressedCache(build("Llama"), bits=2)
         with pytest.raises(CalibrationError, match="a configuration has no weights"):
             CompressedCache(build("Llama").config, bits=2)
 
     def test_from_a_text_that_is_too_short(self):
         with pytest.raises(CalibrationError, match="token"):
-            calibrate_basis(build("Llama"), None, [torch.arange(3, 5)])
+            calibrate.basis(build("Llama"), None, [torch.arange(3, 5)])
 
 
 class TestPrompt:
@@ -424,7 +426,7 @@ def test_no_warning_of_numpy_or_torch(made):
 def last_logits(model, ids, basis, file):
     """Those of a coded cache and of a dense one."""
     if basis == "calibrated":
-        calibrate_basis(model, None, [ids]).save(file)
+        calibrate.basis(model, None, [ids]).save(file)
         basis = file
     found = []
     for cache in (CompressedCache(model, bits=8, basis=basis), None):

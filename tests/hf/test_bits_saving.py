@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import CompressedCache, SnapKV, calibrate_basis
+from grace_opt.hf import CompressedCache, SnapKV, calibrate
 from grace_opt.hf.bases.calibrated import CalibratedBasis
 from grace_opt.hf.engine import saving
 from grace_opt.hf.stores.coded import waiting as waits
@@ -62,7 +62,7 @@ def go_on_elsewhere(folder) -> None:
 
 @functools.cache
 def calibrated(model) -> CalibratedBasis:
-    return calibrate_basis(model, None, [torch.arange(3, 90).repeat(3)])
+    return calibrate.basis(model, None, [torch.arange(3, 90).repeat(3)])
 
 
 @torch.no_grad()
@@ -233,7 +233,7 @@ class TestBasis:
         model, cache, _ = filled("a calibrated basis")
         cache.save(path)
         other = tmp_path / "other"
-        calibrate_basis(model, None, [torch.arange(5, 90).repeat(2)]).save(other)
+        calibrate.basis(model, None, [torch.arange(5, 90).repeat(2)]).save(other)
         for wrong in (other, "prompt", "none"):
             with pytest.raises(CacheError, match=r"coded in another basis of this model .*basis=FILE\) with the file"):
                 CompressedCache.load(path, model, basis=wrong)

@@ -26,10 +26,8 @@ from grace_opt.hf import (
     TopTokens,
     attach,
     calibrate,
-    calibrate_basis,
     learn_masks,
 )
-from grace_opt.hf.calibrate import budgets as calibrate_eviction
 from grace_opt.hf.evict.names import eviction_named
 from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs, stored_bits
 from tests import children
@@ -115,9 +113,9 @@ def cache_of(name, folder):
 def others(folder):
     """Everything else that makes tensors."""
     texts = [tokens(1, 600, seed=seed) for seed in (1, 2)]
-    basis = calibrate_basis(model(), None, texts, tokens=600)
-    losses = calibrate_eviction(model(), None, [tokens(1, 768)], tokens=768, heads=False)
-    masks = calibrate(model(), texts, None, ratio=0.5)
+    basis = calibrate.basis(model(), None, texts, tokens=600)
+    losses = calibrate.budgets(model(), None, [tokens(1, 768)], tokens=768, heads=False)
+    masks = calibrate.masks(model(), texts, None, ratio=0.5)
     learned = learn_masks(model(), texts, None, 0.5, tokens=100, windows=4, steps=(6, 3), progress=False)
     losses.save(folder / "losses")
     basis.save(folder / "basis")

@@ -80,7 +80,7 @@ def budget_of(
             meant = did_you_mean(path_text(kind), (CALIBRATED, OF_PROMPT, NO_BASIS))
             raise CalibrationError(
                 f'basis={kind!r}: there is no such file. Write "{CALIBRATED}", "{OF_PROMPT}" or "{NO_BASIS}", or make '
-                f"the file: grace-opt basis MODEL -o FILE.{meant}"
+                f"the file: grace-opt calibrate basis MODEL -o FILE.{meant}"
             )
         kind = CALIBRATED
     return BitBudget(key_bits, value_bits, config.total_bytes, kind, source, tuple(layers))

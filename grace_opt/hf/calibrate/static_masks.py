@@ -41,7 +41,7 @@ _NOT_ASKED = frozenset(
 )
 
 
-def calibrate(
+def masks(
     model: PreTrainedModel,
     texts: Sequence[str | Tensor],
     tokenizer: Any = None,
@@ -67,7 +67,7 @@ def calibrate(
         As in `CompressedCache`, but only those on which the channels depend; without them, ``"grace"`` and a ratio of
         0.3. ``recent_window``, ``sink_tokens``, ``tail_block``, ``fused``, ``evict`` and ``quantize`` belong to the
         cache; in ``config`` they are ignored, and so is its ``observation_window``. ``bits`` and its like drop no
-        channels: see `calibrate_basis`.
+        channels: see `calibrate.basis`.
     observation_window : int, optional
         Number of last queries of each text that count. None means all, since a static mask serves them all.
     advance : callable
@@ -93,16 +93,17 @@ def calibrate(
 
     Examples
     --------
+    >>> from grace_opt.hf import calibrate
     >>> from grace_opt.hf.models import load_pocket
     >>> model, tokenizer = load_pocket()
-    >>> masks = calibrate(model, ["the quiet river runs", "a late singer"], tokenizer, ratio=0.5)
+    >>> masks = calibrate.masks(model, ["the quiet river runs", "a late singer"], tokenizer, ratio=0.5)
     >>> masks.kept_indices.shape
     torch.Size([3, 2, 32])
     """
-    model = require_model(model, "calibrate")
-    every = all_token_ids(texts, tokenizer, "calibrate", model)
+    model = require_model(model, "calibrate.masks")
+    every = all_token_ids(texts, tokenizer, "calibrate.masks", model)
     if ignored := sorted({"provider", "masks"} & set(settings)):
-        raise OptionError(f"calibrate() chooses the channels by a method; leave out {', '.join(ignored)}")
+        raise OptionError(f"calibrate.masks() chooses the channels by a method; leave out {', '.join(ignored)}")
     if ignored := sorted(_NOT_ASKED & set(settings)):
         raise OptionError(
             f"the channels do not depend on {', '.join(ignored)}; give them to the cache that uses the masks: "
@@ -155,9 +156,9 @@ def _refuse_bits(settings: Mapping[str, Any], config: CacheConfig | None) -> Non
     held = [name for name in BUDGETS if isinstance(config, CacheConfig) and getattr(config, name) is not None]
     if named or held:
         raise OptionError(
-            f"calibrate() chooses channels to drop, and {', '.join(named or held)}= drops none: write "
-            "calibrate_basis(model, tokenizer, texts).save(FILE), and give the cache bits= and basis=FILE; to drop "
+            f"calibrate.masks() chooses channels to drop, and {', '.join(named or held)}= drops none: write "
+            "calibrate.basis(model, tokenizer, texts).save(FILE), and give the cache bits= and basis=FILE; to drop "
             f"channels, leave out {', '.join(named) or 'config='}"
         )
     if isinstance(config, CacheConfig) and config.drops_nothing:
-        raise OptionError("calibrate() chooses channels to drop, and config= drops none: give it ratio=")
+        raise OptionError("calibrate.masks() chooses channels to drop, and config= drops none: give it ratio=")

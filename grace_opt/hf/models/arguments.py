@@ -43,7 +43,9 @@ OTHER_NAMES_OF_SETTINGS: Mapping[str, str] = {
     **dict.fromkeys(("device", "device_map"), _DEVICE),
     **dict.fromkeys(("dtype", "torch_dtype"), _TYPE),
     "layers": "write one ratio per layer of the model, 0 for those to leave dense: ratio=[0, 0.5, ...]",
-    **dict.fromkeys(("mask", "channel_mask", "channels_mask"), "write masks=, a ChannelMask that calibrate() makes"),
+    **dict.fromkeys(
+        ("mask", "channel_mask", "channels_mask"), "write masks=, a ChannelMask that calibrate.masks() makes"
+    ),
     **{
         name: f"write read=TopTokens({name}=...)"
         for name in ("share", "by", "page_size", "epsilon", "top_p", "tables", "hash_bits", "confidence")

@@ -65,7 +65,7 @@ def check_bits(config: Any) -> None:
     if not isinstance(config.basis, str | os.PathLike) or not os.fspath(config.basis):
         raise OptionError(
             f'basis={shown(config.basis)}: write "{CALIBRATED}", "{OF_PROMPT}", "{NO_BASIS}", or the path of a file '
-            "that `grace-opt basis` or CalibratedBasis.save wrote"
+            "that `grace-opt calibrate basis` or CalibratedBasis.save wrote"
         )
     object.__setattr__(config, "basis", os.fspath(config.basis))
     if not given:

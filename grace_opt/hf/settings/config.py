@@ -119,7 +119,7 @@ class CacheConfig:
         Bytes of the whole cache at the end of the prompt, dense parts included, instead of ``bits``.
     basis : str or path
         With ``bits``: "calibrated" (the model's own, made once and kept), "prompt" (from each prompt, stored and
-        counted), "none", or a file that ``grace-opt basis`` wrote.
+        counted), "none", or a file that ``grace-opt calibrate basis`` wrote.
     trellis : bool, optional
         With ``bits``: code the numbers of a channel together, by a trellis, which leaves less error in the same bytes;
         the default. False codes them one by one, which takes less time while a prompt is read.

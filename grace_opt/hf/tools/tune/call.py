@@ -246,7 +246,7 @@ def _basis(
     try:
         digests = sorted(basis_for(model, one, tokenizer=tokenizer, advance=check).digest() for one in wanted)
     except _TimeUpError:
-        why = "the basis was not calibrated within the time limit; make it beforehand: grace-opt basis MODEL -o FILE"
+        why = "the basis was not calibrated within the time limit; make it beforehand: grace-opt calibrate basis MODEL"
         left_out |= {one.name: why for one in coded}
         return None
     return " ".join(digests)
