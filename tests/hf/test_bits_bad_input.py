@@ -18,7 +18,7 @@ from grace_opt.errors import CacheError, CalibrationError, OptionError
 from grace_opt.hf import (
     CacheConfig,
     CompressedCache,
-    Quantization,
+    Quantize,
     StreamingLLM,
     attach,
     attention_implementation,
@@ -67,9 +67,9 @@ class TestSettings:
     @pytest.mark.parametrize("value", [np.float32(2.25), np.array(2.25), torch.tensor(2.25), 2.25])
     def test_numbers_of_other_libraries_become_plain(self, value):
         config = CacheConfig(bits=value)
-        assert type(config.bits) is float
+        assert type(config.bits.bits) is float
         assert json.loads(json.dumps(config.to_dict()))["bits"] == 2.25
-        assert type(CacheConfig(total_bytes=np.int64(5000)).total_bytes) is int
+        assert type(CacheConfig(total_bytes=np.int64(5000)).bits.total_bytes) is int
 
     @pytest.mark.parametrize(
         ("bits", "says"), [(0.0625, "alone take 0.0625 bits"), (1e-9, r"bits=1e-09: the classes of the tokens alone")]
@@ -103,7 +103,7 @@ class TestSettings:
             {"ratio": [0.5, 0.5]},
             {"ratio": np.array([0.5, 0.5])},
             {"kept_channels": 8},
-            {"quantize": Quantization(keys=4)},
+            {"quantize": Quantize(keys=4)},
             {"protect": (0.1, 0.2)},
             {"method": "think"},
             {"weight": "signed"},
@@ -133,7 +133,7 @@ class TestSettings:
             ({"bit": 2}, "For bit, write bits="),
             ({"bits_": 2}, "For bits_, write bits="),
             ({"bits": 2, "recent_windw": 8}, r"has no setting recent_windw\..* write recent_window="),
-            ({"nbits": 2}, r"For nbits, write bits=, the mean over all channels, or quantize=Quantization\(keys=4\)"),
+            ({"nbits": 2}, r"For nbits, write bits=, the mean over all channels, or quantize=Quantize\(4\)"),
             ({"kv_bits": 2}, "For kv_bits, write bits="),
             ({"keybits": 2, "value_bits": 2}, "value_bits given: .*For keybits, write key_bits="),
             ({"max_bytes": 2}, "For max_bytes, write total_bytes="),
@@ -169,7 +169,7 @@ class TestSettings:
     @pytest.mark.parametrize("name", ["method", "ratio", "weight", "fused", "seed", "observation_window"])
     @pytest.mark.parametrize("make", ["CacheConfig", "CompressedCache", "attach"])
     def test_beside_what_they_would_ignore_are_refused_even_at_its_default(self, make, name):
-        given = {"bits": 2, "basis": "none", name: getattr(CacheConfig(), name)}
+        given = {"bits": 2, "basis": "none", name: CacheConfig().to_dict()[name]}
         model = build("Llama")
         makers = {
             "CacheConfig": CacheConfig,
@@ -208,7 +208,7 @@ class TestBasis:
         assert CacheConfig(trellis=False) == CacheConfig(bits=2.25, trellis=False)  # the default has bits
         with pytest.raises(OptionError, match="trellis=True is for bits="):
             CacheConfig(trellis=True, read="pages")
-        assert CacheConfig(read="pages").trellis is None
+        assert CacheConfig(read="pages").to_dict()["trellis"] is None
         with pytest.raises(OptionError, match="trellis='yes': give True or False"):
             CacheConfig(bits=2, trellis="yes")
         for budget in ({"bits": 2}, {"key_bits": 2, "value_bits": 3}, {"total_bytes": 10**6}):

@@ -200,11 +200,11 @@ def test_rows_that_sequences_share_are_saved_once(filled, path):
 
 def test_a_file_from_before_there_were_trellises_has_none(filled, path, monkeypatch):
     model, cache, _ = filled()
-    assert cache.config.trellis
+    assert cache.config.bits.trellis
     values = {name: value for name, value in cache.config.to_dict().items() if name != "trellis"}
     monkeypatch.setattr(type(cache.config), "to_dict", lambda self: values)
     cache.save(path)
-    assert CompressedCache.load(path, model).config.trellis is False
+    assert CompressedCache.load(path, model).config.bits.trellis is False
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from grace_opt.attention.masks import ChannelMask
 from grace_opt.attention.provider import DEFAULT_RATIO, MaskProvider
 from grace_opt.attention.weights import PROTECT_HIGH, PROTECT_LOW
 from grace_opt.errors import CacheError, MaskError, OptionError, ProblemError
-from grace_opt.hf import CacheConfig, CompressedCache, Quantization, SnapKV, calibrate, capture_attention
+from grace_opt.hf import CacheConfig, CompressedCache, Quantize, SnapKV, calibrate, capture_attention
 from grace_opt.hf.calibrate import static_masks
 from grace_opt.hf.models import load_pocket
 from tests import oracle
@@ -246,7 +246,7 @@ class TestBadInput:
         [
             {"evict": SnapKV(64)},
             {"tail_block": 32},
-            {"quantize": Quantization(keys=4)},
+            {"quantize": Quantize(keys=4)},
             {"recent_window": 4},
             {"sink_tokens": 4},
             {"fused": False},

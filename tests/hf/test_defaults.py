@@ -21,7 +21,7 @@ import grace_opt
 from grace_opt.hf import (
     CompressedCache,
     GraphEviction,
-    Quantization,
+    Quantize,
     SnapKV,
     TopTokens,
     attach,
@@ -37,7 +37,7 @@ ROOT = Path(grace_opt.__file__).parent
 PROMPT, MORE = 160, 26
 EVICTIONS = ("snapkv", "pyramidkv", "h2o", "streaming_llm", "graph")
 WINDOWS = {"recent_window": 8}
-QUANT = Quantization(keys=4, values=4, group_size=8)
+QUANT = Quantize(keys=4, values=4, group_size=8)
 #: Settings of caches by what they are about.
 CACHES = {
     "ratio": {"ratio": 0.5, "observation_window": 6},
@@ -49,7 +49,7 @@ CACHES = {
     "graph, blocks": {"evict": GraphEviction(budget=40, block=0.5)},
     "evicted, quantised": {"evict": SnapKV(budget=40), "quantize": QUANT},
     "quanto": {"quantize": QUANT, "tail_block": 8},
-    "hqq": {"quantize": Quantization(keys=8, values=3, group_size=8, backend="hqq"), "tail_block": 8},
+    "hqq": {"quantize": Quantize(keys=8, values=3, group_size=8, backend="hqq"), "tail_block": 8},
     "read=pages": {"read": TopTokens(share=0.2)},
     "read=channels": {"read": TopTokens(by="channels", top_p=0.9)},
     "read=sampling": {"read": TopTokens(by="sampling", tables=20, hash_bits=4)},

@@ -55,9 +55,7 @@ def compress(
     if over.valid is not None and over.valid.device.type == "cpu" and bool(over.valid.all()):
         over = over._replace(valid=None)  # a later chunk has a mask anyway; a GPU would have to be waited for
     config, sinks, length = plan.config, plan.config.sink_tokens, over.length
-    recent, group, count = config.recent_window, 1, length
-    if config.quantize is not None and config.quantize.keys is not None:
-        group = config.quantize.group_size
+    recent, group, count = config.recent_window, config.key_group, length
     if config.evict is not None:
         least = recent + sinks + group
         count = _tokens_kept(plan, plan.index, length, group)
@@ -119,7 +117,7 @@ def _compressed(
     if order is not None:
         stored_keys = stored_keys if order is evicted else _take(keys[:, :, :old], order)
         stored_values = _take(stored_values, order)
-    observed = over.queries[:, :, -min(config.observation_window, seen.shape[2]) :]
+    observed = over.queries[:, :, -min(config.channels.observation_window, seen.shape[2]) :]
     kept = kept_channels(choose_channels(plan, observed, seen, valid), seen)
     lead = kept.shape[-1]
     if config.read is not None and config.read.by == CHANNELS:

@@ -296,8 +296,8 @@ class PrunedKeyLayer(DynamicLayer):
             sinks, groups = f" and the first sink_tokens={first}" if first else "", ""
             # Settings that, if they alone were smaller, would leave something to prune.
             causes = {"recent_window": recent and length > first, "sink_tokens": first and length > recent}
-            if config.quantize is not None and config.quantize.keys is not None:
-                groups = f", as do tokens that fill no group_size={config.quantize.group_size}"
+            if config.key_group > 1:
+                groups = f", as do tokens that fill no group_size={config.key_group}"
                 causes = {"group_size": length > recent + first, **causes}
             advice = " or ".join(name for name, alone in causes.items() if alone) or "recent_window and sink_tokens"
             missed = "nothing is pruned; to prune" if config.read is None else "every token is read; to read few of"

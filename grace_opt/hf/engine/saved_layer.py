@@ -257,9 +257,7 @@ class _Check:
                 f"the model's basis is for keys {made[0]} and values {made[1]}, and the tail has {heads} heads of "
                 f"{width} and {depth} channels",
             )
-        check = RowCheck(
-            self.require, heads, width, depth, keys.dtype, plan.bits.basis == OF_PROMPT, bool(plan.config.trellis)
-        )
+        check = RowCheck(self.require, heads, width, depth, keys.dtype, plan.bits.basis == OF_PROMPT, plan.bits.trellis)
         block = plan.config.tail_block
         self.require(said["block"] in (0, block), f"block={said['block']!r} for a cache with tail_block={block}")
         made_rows = check.rows(said, rows, batch)
