@@ -203,7 +203,7 @@ def test_generate(run, tmp_path):
 )
 def test_options_as_python_or_json_spells_them(run, file, monkeypatch, given, read):
     def told(W, k, method, **options):
-        raise grace_opt.OptionError(repr(options["x"]))
+        raise grace_opt.errors.OptionError(repr(options["x"]))
 
     monkeypatch.setattr("grace_opt.api.solve", told)
     assert f"error: {read!r}\n" in run("solve", file, "-k", 3, "--option", f"x={given}").stderr

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from grace_opt import ChannelMask, MaskProvider, OptionError, compare, methods, prune_count, solve
+from grace_opt import ChannelMask, MaskProvider, compare, methods, solve
 from grace_opt._util.parameters import choice, flag, integer, number, shown
-from grace_opt.errors import GraceError
+from grace_opt.attention import prune_count
+from grace_opt.errors import GraceError, OptionError
 from grace_opt.hf import H2O, Bits, CacheConfig, Channels, PyramidKV, Quantize, SnapKV, StreamingLLM
 from grace_opt.hf.tools.needle import make_prompt
 from grace_opt.instances import generators

@@ -344,8 +344,9 @@ def by_name(
     """
     if isinstance(setting, CacheConfig):
         raise OptionError("a CacheConfig has all settings: write config=, and no others")
+    given: Any = setting  # it may be the class itself, of which the check says more
     kinds = {"channels": Channels, "bits": Bits, "quantize": Quantize, "read": TopTokens, "evict": TokenEviction}
-    found = (name for name, kind in kinds.items() if isinstance(setting, kind) or setting is kind)
+    found = (name for name, kind in kinds.items() if isinstance(setting, kind) or given is kind)
     first = {next(found, "method"): setting, "ratio": ratio}
     first = {name: value for name, value in first.items() if value is not None}
     settings = {name: value for name, value in settings.items() if name not in first or value is not None}
