@@ -319,7 +319,8 @@ class CacheConfig:
         known = {*SETTINGS, "channels"}
         check_kind("options", settings.get("options", {}), Mapping, "a dict from names to values")
         options = {**settings.get("options", {}), **{n: v for n, v in settings.items() if n not in known}}
-        return cls(**{**{n: v for n, v in settings.items() if n in known}, "options": options})
+        given = {n: v for n, v in settings.items() if n in known and n != "options"}
+        return cls(**given, **({"options": options} if options else {}))
 
 
 _WINDOWS = ("recent_window", "sink_tokens", "dense_layers", "tail_block", "fused")
