@@ -47,9 +47,9 @@ from grace_opt._util.progress import progress_bar
 from grace_opt.hf import (
     CalibratedBasis,
     CompressedCache,
-    Quantization,
+    Quantize,
     attention_implementation,
-    calibrate_basis,
+    calibrate,
     capture_attention,
 )
 from grace_opt.hf.models import disable_progress_bars, load_model
@@ -62,7 +62,7 @@ NEVER = 2**20
 #: More tokens than a hidden word's sentence, its question and its answer have.
 ASKED = 100
 REFERENCES: dict[str, dict[str, Any]] = {
-    "int4": {"method": "think", "ratio": 0.0, "quantize": Quantization(keys=4, values=4)},
+    "int4": {"method": "think", "ratio": 0.0, "quantize": Quantize(4)},
     "ratio-0.3": {"ratio": 0.3},
 }
 
@@ -84,7 +84,7 @@ def shared_by_prompt(basis: CalibratedBasis, model: PreTrainedModel, ids: Tensor
 
     No cache can do that: the first layer is compressed before the last one is read.
     """
-    return with_rates_of(basis, calibrate_basis(model, None, [ids]))
+    return with_rates_of(basis, calibrate.basis(model, None, [ids]))
 
 
 @torch.no_grad()

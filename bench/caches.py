@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from bench.provenance import is_clean, write_json
 from bench.real_model import digest, read_record
-from grace_opt.hf import CalibratedBasis, calibrate_basis
+from grace_opt.hf import CalibratedBasis, calibrate
 from grace_opt.hf.tools.evaluation import StoredBits
 
 #: First and last tokens of a prompt that stay dense, in every row.
@@ -42,7 +42,7 @@ def calibrated(
     source : mapping
         The provenance of now. If files differ from the commit, nothing is read again.
     **options
-        Of `calibrate_basis`.
+        Of `calibrate.basis`.
 
     Returns
     -------
@@ -56,7 +56,7 @@ def calibrated(
     if record is not None and is_clean(source) and path.exists():
         return CalibratedBasis.load(path), record["seconds"]
     start = time.perf_counter()
-    basis = calibrate_basis(model, tokenizer, **options)
+    basis = calibrate.basis(model, tokenizer, **options)
     seconds = time.perf_counter() - start
     path.parent.mkdir(parents=True, exist_ok=True)
     basis.save(path)

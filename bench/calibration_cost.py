@@ -1,6 +1,6 @@
 """What a calibration takes, and what its thrift costs: ``python -m bench.calibration_cost``.
 
-Bases of `calibrate_basis` from more and fewer tokens, and with and without gaps between positions, on three families of
+Bases of `calibrate.basis` from more and fewer tokens, and with and without gaps between positions, on three families of
 models. Each is used with 2.25 bits on the passages of half B (`bench.passages`), whose prompts are read once. Seconds
 are of the processor, in one thread, as a machine may have others to serve: the fewer of two, from the first to the last
 and back again, so that what slows the processor for a while slows no single one.
@@ -33,7 +33,7 @@ from bench.provenance import refuse, require_clean
 from bench.real_model import digest
 from bench.report import BLUE, GREEN, ORANGE, Page, add_options, read_results, table, write_results
 from grace_opt._util.progress import progress_bar
-from grace_opt.hf import CompressedCache, attention_implementation, calibrate_basis, capture_attention
+from grace_opt.hf import CompressedCache, attention_implementation, capture_attention
 from grace_opt.hf.bases import calibrate
 from grace_opt.hf.models import disable_progress_bars, load_model
 from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs
@@ -84,7 +84,7 @@ def measure(model: PreTrainedModel, tokenizer: Any, texts: Sequence[Path], token
                 changes["places"] = lambda *_: None
             with mock.patch.multiple(calibrate, **changes):
                 began = time.process_time()
-                basis = calibrate_basis(model, tokenizer, tokens=each.tokens)
+                basis = calibrate.basis(model, tokenizer, tokens=each.tokens)
                 seconds = time.process_time() - began
             row = rows.setdefault(name, {"seconds": seconds, "tokens": basis.tokens, "kl": []})
             row["seconds"] = min(row["seconds"], seconds)

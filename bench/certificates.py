@@ -28,7 +28,8 @@ from torch import Tensor
 from bench.provenance import require_clean
 from bench.report import BLUE, GREEN, GREY, ORANGE, Page, add_options, read_results, table, write_results
 from bench.solvers.sets import mixed
-from grace_opt import Problem, bounds, instances, objective, prune_count, solve
+from grace_opt import Problem, bounds, instances, objective, solve
+from grace_opt.attention import prune_count
 from grace_opt.bounds.certificates import LARGEST_EIGEN
 from grace_opt.instances import generators
 from grace_opt.solution import proved, relative_gap

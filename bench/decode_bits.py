@@ -62,7 +62,7 @@ from bench.report import (
     write_results,
 )
 from bench.wheel import KINDS
-from grace_opt.hf import CapturedAttention, CompressedCache, Quantization, attention_implementation, capture_attention
+from grace_opt.hf import CapturedAttention, CompressedCache, Quantize, attention_implementation, capture_attention
 from grace_opt.hf.bases.basis import Basis
 from grace_opt.hf.models import disable_progress_bars, load_model
 from grace_opt.hf.stores.coded.in_place import attention_in_place
@@ -95,7 +95,7 @@ _ONE_LAYER = "import json, sys; from bench.decode_bits import one_layer; json.du
 def caches(model: PreTrainedModel, file: Path) -> dict[str, Callable[[], Any]]:
     """Return how to make each empty cache."""
     windows = {"recent_window": RECENT, "sink_tokens": SINKS}
-    few = Quantization(keys=4, values=4)
+    few = Quantize(4)
     return {
         DENSE: lambda: DynamicCache(config=model.config),
         **{

@@ -1,6 +1,6 @@
 """Which layers and heads keep more tokens: ``python -m bench.layer_budgets`` measures evictions with divided budgets.
 
-The losses of KV heads are measured once, on the texts that ship with grace_opt (`calibrate_eviction`). Then several
+The losses of KV heads are measured once, on the texts that ship with grace_opt (`calibrate.budgets`). Then several
 evictions keep a half, a quarter and a tenth of a prompt's tokens: the same number in every head, as `LayerBudgets`
 divides them among layers, and among layers and heads: the same bytes. The next tokens of the text are fed, and the
 distributions of what follows are compared with the dense cache's. Steps are timed after one passage.
@@ -40,7 +40,7 @@ from grace_opt.hf import (
     LayerLosses,
     SnapKV,
     attention_implementation,
-    calibrate_eviction,
+    calibrate,
     capture_attention,
 )
 from grace_opt.hf.evict.token_budget import Budget
@@ -128,7 +128,7 @@ def calibrated(
     record = read_record(path, settings) if is_clean(source) else None
     if record is None:
         began = time.perf_counter()
-        losses = calibrate_eviction(model, tokenizer, tokens=tokens)
+        losses = calibrate.budgets(model, tokenizer, tokens=tokens)
         seconds = time.perf_counter() - began
         record = {"settings": settings, "date": source["date"], "commit": source["commit"], "seconds": seconds}
         record["losses"] = dataclasses.asdict(losses)

@@ -22,7 +22,8 @@ import torch
 from bench.material import MODEL, books, model_path
 from bench.provenance import require_clean
 from bench.report import BLUE, GREEN, ORANGE, Page, add_options, read_results, small, table, write_results
-from grace_opt import instances, interaction_matrix, prune_count, solve
+from grace_opt import instances, solve
+from grace_opt.attention import interaction_matrix, prune_count
 
 RATIOS = (0.5, 0.6, 0.7, 0.8)
 TOKENS, OBSERVED = 1792, 32

@@ -22,8 +22,8 @@ from ._util.arrays import count_true
 from ._util.names import arguments_of, refuse_unknown
 from ._util.parameters import flag, number, plain, shown
 from ._util.progress import progress_bar
-from .comparison import Comparison, ComparisonError
-from .errors import GraceError, OptionError, ProblemError, UnknownSolverError
+from .comparison import Comparison
+from .errors import ComparisonError, GraceError, OptionError, ProblemError, UnknownSolverError
 from .kernels._shared.limits import SMALL
 from .kernels.solve.columns.source import ColumnWeights
 from .problem import Problem, Reduction, SparseWeights

@@ -53,6 +53,17 @@ class SolverError(GraceError, RuntimeError):
     """A solver could not finish, refused the instance, or returned something that is not a solution."""
 
 
+class ComparisonError(SolverError):
+    """A method that was asked for failed; `partial` is the `grace_opt.Comparison` of the methods that had finished."""
+
+    partial: Any
+
+    def __init__(self, message: str, partial: Any = None) -> None:  # without it: as pickle makes it again
+        super().__init__(message)
+        if partial is not None:
+            self.partial = partial
+
+
 class MaskError(GraceError, ValueError):
     """A mask file is corrupt, foreign or of another version, or a mask does not fit the model."""
 

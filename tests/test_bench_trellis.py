@@ -12,8 +12,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("optimum.quanto")
 pytest.importorskip("matplotlib")
 
-from bench import caches, trellis
-from grace_opt.hf import calibrate_basis
+from bench import trellis
+from grace_opt.hf import calibrate
 from grace_opt.hf.models import POCKET_FOLDER
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -23,8 +23,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
     """Run the benchmark as from the command line, calibrated on little text."""
 
+    make = calibrate.basis
+
     def little(model: object, tokenizer: object, texts: Sequence[str] = ("the old mill . " * 40,)) -> object:
-        return calibrate_basis(model, tokenizer, texts)
+        return make(model, tokenizer, texts)
 
     def run(*changes: str) -> str:
         sizes = "--tokens 260 --later 12 --cases 2 --context 150 --long 300 --steps 3 --rounds 1 --allow-dirty".split()
@@ -32,7 +34,7 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
         trellis.main(["--model", str(POCKET_FOLDER), "--text", *map(str, books), *sizes, *folders, *changes])
         return (tmp_path / "results" / "pocket.md").read_text()
 
-    monkeypatch.setattr(caches, "calibrate_basis", little)
+    monkeypatch.setattr(calibrate, "basis", little)
     monkeypatch.setattr(trellis, "BITS", (2.25, 3.0, 1.0))
     return run
 

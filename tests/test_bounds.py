@@ -12,11 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import grace_opt
-from grace_opt import OptionError, Problem, ProblemError, bounds, solve
+from grace_opt import Problem, bounds, solve
 from grace_opt._util.arrays import least_eigenvalue
 from grace_opt.bounds import batched, convexity
 from grace_opt.bounds import tight as tight_bounds
 from grace_opt.bounds.tight import bound_each
+from grace_opt.errors import OptionError, ProblemError
 from grace_opt.instances import generators
 from grace_opt.run import Run
 from grace_opt.testing import KINDS, batches, instance, instances

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from grace_opt import MaskProvider, interaction_matrix, solve
+from grace_opt import MaskProvider, solve
 from grace_opt._util.quiet import quietly as quiet_block
+from grace_opt.attention import interaction_matrix
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError
 from grace_opt.hf.stores.channels.attention import pruned_attention

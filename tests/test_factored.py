@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import grace_opt
-from grace_opt import FactoredWeights, OptionError, Problem, ProblemError
+from grace_opt import FactoredWeights, Problem
 from grace_opt.bounds import factored as bounds
 from grace_opt.bounds.factored import continuous_bound, factored_bound
+from grace_opt.errors import OptionError, ProblemError
 from grace_opt.kernels.solve.columns import source
 from grace_opt.kernels.solve.columns.reference.exchange import ExchangeState
 from grace_opt.problem.reduction import Reduction

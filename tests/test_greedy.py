@@ -265,5 +265,5 @@ def test_compiled_completions_are_the_reference(drawn, dtype):
 )
 def test_wrong_options_are_refused(wrong):
     name = next(key for key in wrong if key != "method")
-    with pytest.raises(grace_opt.OptionError, match=f"{name}=.*: give"):
+    with pytest.raises(grace_opt.errors.OptionError, match=f"{name}=.*: give"):
         solve(np.eye(3), 1, **wrong)

@@ -232,7 +232,21 @@ def test_the_map_has_a_line_for_each_folder_and_names_functions_that_exist() -> 
 def test_every_public_name_exists() -> None:
     missing = [name for name in grace_opt.__all__ if not hasattr(grace_opt, name)]
     assert not missing
-    assert len(set(grace_opt.__all__)) == len(grace_opt.__all__)
+    assert len(set(grace_opt.__all__)) == len(grace_opt.__all__) <= 20
+
+
+@pytest.mark.parametrize("room", ["errors", "attention"])
+def test_names_that_the_face_had_say_where_they_are(room) -> None:
+    names = {
+        "errors": [name for name, value in vars(grace_opt.errors).items() if isinstance(value, type)],
+        "attention": grace_opt.attention.__all__,
+    }[room]
+    moved = [name for name in names if name not in (*grace_opt.__all__, "Any", "EvaluationError")]
+    assert len(moved) == {"errors": 11, "attention": 3}[room]
+    for name in moved:
+        says = rf"^grace_opt\.{name} has another name now: write grace_opt\.{room}\.{name}\.$"
+        with pytest.raises(grace_opt.errors.OptionError, match=says):
+            exec(f"from grace_opt import {name}")
 
 
 def test_the_version_is_one() -> None:

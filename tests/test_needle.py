@@ -2,7 +2,7 @@
 
 import pytest
 
-from grace_opt import OptionError
+from grace_opt.errors import OptionError
 from grace_opt.hf.tools.needle import fact, make_prompt, vocabulary
 
 

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
-from grace_opt import OptionError, Problem, ProblemError, SolverError, SolverResult, Status, compare, registry, solve
+from grace_opt import Problem, SolverResult, Status, compare, registry, solve
+from grace_opt.errors import OptionError, ProblemError, SolverError
 from grace_opt.problem import Reduction, SparseWeights
 from grace_opt.solvers import BeamOptions
 from grace_opt.testing import KINDS, check_solution, instance

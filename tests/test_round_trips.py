@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from grace_opt import FactoredWeights, Problem, ProblemError, instances, solve
+from grace_opt import FactoredWeights, Problem, instances, solve
+from grace_opt.errors import ProblemError
 from grace_opt.instances import convert
 from tests import oracle
 

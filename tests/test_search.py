@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grace_opt
-from grace_opt import GraceError, OptionError, Problem, SolverError, Status, registry, solve
+from grace_opt import GraceError, Problem, Status, registry, solve
+from grace_opt.errors import OptionError, SolverError
 from grace_opt.instances.generators import attention, dispersion, k_cluster
 from grace_opt.kernels.solve.tabu import cpu as compiled
 from grace_opt.run import Run

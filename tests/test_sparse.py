@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import grace_opt
-from grace_opt import ProblemError, Status, bounds, instances, solve
+from grace_opt import Status, bounds, instances, solve
 from grace_opt.bounds.sparse import degree_bound, load_bound, plane_bound
 from grace_opt.cli.app import app
+from grace_opt.errors import ProblemError
 from grace_opt.instances import generators
 from grace_opt.kernels.solve.annealing.moves import DenseMoves, SparseMoves
 from grace_opt.kernels.solve.annealing.trial import cpu as annealing_trial
@@ -393,9 +394,9 @@ def test_temperatures_and_rounds_can_be_given():
     assert float(cold.objective) <= float(solve(W, 100, "drop_greedy").objective)
     more = solve(W, 100, "annealing", sweeps=40, restarts=2)
     assert more.stats["iterations"] == 40_000 * (1 + 4 + 16)
-    with pytest.raises(grace_opt.OptionError, match="cold=2 is above hot=1"):
+    with pytest.raises(grace_opt.errors.OptionError, match="cold=2 is above hot=1"):
         solve(W, 100, "annealing", hot=1.0, cold=2.0)
-    with pytest.raises(grace_opt.OptionError, match="start from itself"):
+    with pytest.raises(grace_opt.errors.OptionError, match="start from itself"):
         solve(W, 100, "annealing", start="annealing")
 
 

@@ -114,7 +114,9 @@ def test_a_plug_in_that_fails_is_named_and_harms_no_other(plug_in):
         known = registry.specs()
     assert {"mies", "plugged_fine_method"} <= set(known)
     assert "half_there" not in known
-    with pytest.raises(grace_opt.UnknownSolverError, match=r"Not loaded: other = plugged_broken \(ModuleNotFound"):
+    with pytest.raises(
+        grace_opt.errors.UnknownSolverError, match=r"Not loaded: other = plugged_broken \(ModuleNotFound"
+    ):
         solve(np.eye(3), 1, "half_there")
 
 

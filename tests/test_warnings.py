@@ -28,7 +28,7 @@ from grace_opt import registry
 from grace_opt._util import warning
 from grace_opt._util.warning import users_line, warn
 from grace_opt.errors import CalibrationError
-from grace_opt.hf import attach, calibrate_basis, learn_masks
+from grace_opt.hf import attach, calibrate, learn_masks
 from grace_opt.hf.bases import at_hand
 from grace_opt.hf.bases.calibrated import CalibratedBasis
 from grace_opt.hf.models import POCKET_BASIS, load_pocket
@@ -89,10 +89,10 @@ def a_kernel_that_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     grace_opt.solve(torch.eye(12).expand(2, 12, 12), 5, "mies")  # here
 
 
-@of("hf/bases/calibrate.py:calibrate_basis")
+@of("hf/bases/calibrate.py:basis")
 def a_basis_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.arange(3, 90).repeat(4)
-    calibrate_basis(pocket()[0], None, [ids[:200]], end_to_end=False)  # here
+    calibrate.basis(pocket()[0], None, [ids[:200]], end_to_end=False)  # here
 
 
 @of("hf/bases/at_hand.py:_warn_not_kept")

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from bench.experiments.families import FAMILIES
 from bench.experiments.registry import Settings
-from grace_opt import instances, interaction_matrix, prune_count, salient_channels
+from grace_opt import instances
+from grace_opt.attention import interaction_matrix, prune_count, salient_channels
 from grace_opt.errors import OptionError, ProblemError
 from grace_opt.instances import generators
 

@@ -14,8 +14,8 @@ import typer
 
 from .. import api, instances
 from .._util.terminal import FittingTable, escape_path
-from ..comparison import Comparison, ComparisonError
-from ..errors import OptionError
+from ..comparison import Comparison
+from ..errors import ComparisonError, OptionError
 from ..instances import generators
 from ..problem import Problem
 from ..problem import symmetrize as symmetrize_matrix

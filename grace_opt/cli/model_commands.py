@@ -122,7 +122,7 @@ def tune(
     ] = None,
     later: Annotated[int, typer.Option(min=2, help="How many of these are fed after the rest was compressed.")] = 96,
     basis: Annotated[
-        str, typer.Option(help="Basis for bits: a file of grace-opt basis; default: made once per model.")
+        str, typer.Option(help="Basis for bits: a file of grace-opt calibrate basis; default: made once per model.")
     ] = "calibrated",
     seed: Seed = 0,
     time_limit: Annotated[

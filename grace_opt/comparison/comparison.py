@@ -34,17 +34,6 @@ if TYPE_CHECKING:
 PICKED = ("mask", "indices", "objective", "lower_bound", "upper_bound")
 
 
-class ComparisonError(SolverError):
-    """A requested method failed; `partial` is the `Comparison` of the methods that had finished."""
-
-    partial: Comparison
-
-    def __init__(self, message: str, partial: Comparison | None = None) -> None:  # without it: as pickle makes it again
-        super().__init__(message)
-        if partial is not None:
-            self.partial = partial
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison(Sequence[Solution]):
     """The solutions of several methods, as an immutable sequence in the order given.

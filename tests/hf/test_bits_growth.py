@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import H2O, CompressedCache, PyramidKV, SnapKV, StreamingLLM, attach, calibrate_basis
+from grace_opt.hf import H2O, CompressedCache, PyramidKV, SnapKV, StreamingLLM, attach, calibrate
 from grace_opt.hf.bases.classes import class_sizes
 from grace_opt.hf.settings.bits import TAIL_BLOCK_WITH_BITS
 from grace_opt.hf.stores.coded import waiting as waits
@@ -88,7 +88,7 @@ class TestGeneration:
         bits = 8 if basis == "prompt" else 3
         if basis == "calibrated":
             basis = tmp_path / "basis.safetensors"
-            calibrate_basis(model, None, [ids[0]]).save(basis)
+            calibrate.basis(model, None, [ids[0]]).save(basis)
         cache, dense = CompressedCache(model, bits=bits, basis=basis), DynamicCache(config=model.config)
         for each, width in ((cache, 4), (dense, 128)):
             feed(model, each, ids, LENGTH)
@@ -123,7 +123,7 @@ class TestGeneration:
     def test_codes_newer_tokens_near_what_they_are_and_in_their_order(self, basis, model, ids, more, tmp_path):
         if basis == "calibrated":
             basis = tmp_path / "basis.safetensors"
-            calibrate_basis(model, None, [ids[0]]).save(basis)
+            calibrate.basis(model, None, [ids[0]]).save(basis)
         cache = CompressedCache(model, bits=16 if basis != "prompt" else 12, basis=basis)
         dense = DynamicCache(config=model.config)
         for each, width in ((cache, 5), (dense, 70)):

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import CompressedCache, SnapKV, calibrate_basis
+from grace_opt.hf import CompressedCache, SnapKV, calibrate
 from grace_opt.hf.bases.calibrated import CalibratedBasis
 from grace_opt.hf.engine import saving
 from grace_opt.hf.stores.coded import waiting as waits
@@ -63,7 +63,7 @@ def go_on_elsewhere(folder) -> None:
 
 @functools.cache
 def calibrated(model) -> CalibratedBasis:
-    return calibrate_basis(model, None, [torch.arange(3, 90).repeat(3)])
+    return calibrate.basis(model, None, [torch.arange(3, 90).repeat(3)])
 
 
 @torch.no_grad()
@@ -201,11 +201,11 @@ def test_rows_that_sequences_share_are_saved_once(filled, path):
 
 def test_a_file_from_before_there_were_trellises_has_none(filled, path, monkeypatch):
     model, cache, _ = filled()
-    assert cache.config.trellis
+    assert cache.config.bits.trellis
     values = {name: value for name, value in cache.config.to_dict().items() if name != "trellis"}
     monkeypatch.setattr(type(cache.config), "to_dict", lambda self: values)
     cache.save(path)
-    assert CompressedCache.load(path, model).config.trellis is False
+    assert CompressedCache.load(path, model).config.bits.trellis is False
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ class TestBasis:
         model, cache, _ = filled("a calibrated basis")
         cache.save(path)
         other = tmp_path / "other"
-        calibrate_basis(model, None, [torch.arange(5, 90).repeat(2)]).save(other)
+        calibrate.basis(model, None, [torch.arange(5, 90).repeat(2)]).save(other)
         for wrong in (other, "prompt", "none"):
             with pytest.raises(CacheError, match=r"coded in another basis of this model .*basis=FILE\) with the file"):
                 CompressedCache.load(path, model, basis=wrong)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grace_opt.hf import Quantization, SnapKV
+from grace_opt.hf import Quantize, SnapKV
 from grace_opt.hf.stores.channels import fused as decoding
 from grace_opt.hf.stores.packed.tokens import QuantizedTokens
 from grace_opt.kernels._shared import dispatch
@@ -93,10 +93,10 @@ def test_generation_by_kernel_gives_the_reference_s_tokens(kernel, tiny, prune, 
 @pytest.mark.parametrize(
     ("quantize", "changes"),
     [
-        (Quantization(keys=4, group_size=8), {"sink_tokens": 3}),
-        (Quantization(keys=2, values=4, group_size=4), {"tail_block": 4}),
-        (Quantization(keys=8, values=8, group_size=8, backend="hqq"), {"evict": SnapKV(24, window=6)}),
-        (Quantization(keys=3, values=3, group_size=8, backend="hqq"), {}),
+        (Quantize(keys=4, group_size=8), {"sink_tokens": 3}),
+        (Quantize(keys=2, values=4, group_size=4), {"tail_block": 4}),
+        (Quantize(keys=8, values=8, group_size=8, backend="hqq"), {"evict": SnapKV(24, window=6)}),
+        (Quantize(keys=3, values=3, group_size=8, backend="hqq"), {}),
     ],
     ids=str,
 )
@@ -120,7 +120,7 @@ def test_where_the_kernel_can_not_go(kernel, tiny, prune, padded, continuation, 
     model, (prompt, mask) = tiny(), padded
     with monkeypatch.context() as patch:
         patch.setattr(QuantizedTokens, "packed", None)  # as where their lengths or types differ
-        quantize = Quantization(keys=3, group_size=8, backend="hqq")
+        quantize = Quantize(keys=3, group_size=8, backend="hqq")
         step(model, prune(model, "mies", 0.5, quantize=quantize), prompt, continuation, mask)
     model.set_attn_implementation("grace_eager")
     hooks = [layer.self_attn.register_forward_hook(lambda *call: None) for layer in model.model.layers]

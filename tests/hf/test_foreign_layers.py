@@ -11,7 +11,7 @@ import transformers
 from transformers import DynamicCache, LlamaConfig, cache_utils
 
 from grace_opt.errors import CacheError
-from grace_opt.hf import CompressedCache, Quantization, SnapKV
+from grace_opt.hf import CompressedCache, Quantize, SnapKV
 from grace_opt.hf.engine import saving
 from grace_opt.hf.engine.in_step import InStep
 from grace_opt.hf.models.foreign_layers import states_of
@@ -331,8 +331,8 @@ class TestWindows:
     "settings",
     [
         {"evict": SnapKV(budget=24, window=4)},
-        {"quantize": Quantization(keys=4, values=4, group_size=8)},
-        {"evict": SnapKV(budget=24, window=4), "quantize": Quantization(keys=4, values=4, group_size=8)},
+        {"quantize": Quantize(keys=4, values=4, group_size=8)},
+        {"evict": SnapKV(budget=24, window=4), "quantize": Quantize(keys=4, values=4, group_size=8)},
         {"ratio": 0.5},
     ],
     ids=["evicted", "quantised", "both", "pruned"],

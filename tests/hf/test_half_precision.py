@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache
 
 from grace_opt.errors import CacheError
-from grace_opt.hf import CompressedCache, Quantization, SnapKV, attach
+from grace_opt.hf import CompressedCache, Quantize, SnapKV, attach
 from grace_opt.hf.evict.received import attention_received
 from grace_opt.hf.stores.channels.attention import pruned_attention
 from grace_opt.hf.stores.channels.storage import Compressed
@@ -64,8 +64,8 @@ def test_nothing_pruned_gives_the_dense_tokens(settings, loud, ids):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"quantize": Quantization(keys=None, values=4)},
-        {"quantize": Quantization(keys=4, values=4)},
+        {"quantize": Quantize(keys=None, values=4)},
+        {"quantize": Quantize(keys=4, values=4)},
         {"evict": SnapKV(budget=90, window=8)},
     ],
     ids=str,

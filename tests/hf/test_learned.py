@@ -209,7 +209,9 @@ class TestMasks:
         assert masks.pruned.sum(-1).eq(32).all()
         generator = torch.Generator().manual_seed(0)
         random = [ChannelMask(torch.rand(3, 2, 64, generator=generator).argsort(-1) < 32) for _ in range(5)]
-        worst = max(error(calibrate(model, texts, tokenizer, method=name, ratio=0.5)) for name in ("grace", "think"))
+        worst = max(
+            error(calibrate.masks(model, texts, tokenizer, method=name, ratio=0.5)) for name in ("grace", "think")
+        )
         assert error(masks) < 0.9 * min(map(error, random))
         assert error(masks) <= worst
 
@@ -490,7 +492,7 @@ def test_a_ratio_that_leaves_nothing_names_no_multiple_that_was_not_given():
         call._kept(3, 64, 8)
 
 
-@pytest.mark.parametrize("function", [learn_masks, calibrate])
+@pytest.mark.parametrize("function", [learn_masks, calibrate.masks])
 def test_a_tokenizer_of_another_model_is_named(function, tiny):
     with pytest.raises(OptionError, match=r"text 2 has the token number 10000000, and the model knows 0 to"):
         function(tiny("llama"), [torch.arange(9), torch.tensor([1, 10**7, 2])])

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError, MaskError
-from grace_opt.hf import CompressedCache, calibrate_basis
+from grace_opt.hf import CompressedCache, calibrate
 from grace_opt.hf.engine.layer import PrunedKeyLayer
 from grace_opt.hf.models import placement
 from grace_opt.hf.models.fingerprint import fingerprint
@@ -38,7 +38,7 @@ def saved_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parallel")
     build("Llama").save_pretrained(folder / "model")
     text = torch.randint(3, 97, (200,), generator=torch.Generator().manual_seed(9))
-    calibrate_basis(build("Llama"), None, [text]).save(folder / "basis.safetensors")
+    calibrate.basis(build("Llama"), None, [text]).save(folder / "basis.safetensors")
     return folder
 
 

@@ -12,9 +12,10 @@ import torch
 from transformers import DynamicCache
 from typer.testing import CliRunner
 
-from grace_opt import CacheError, OptionError, instances, interaction_matrix, solve
+from grace_opt import instances, solve
+from grace_opt.attention import interaction_matrix
 from grace_opt.cli.app import app
-from grace_opt.errors import MissingLibraryError
+from grace_opt.errors import CacheError, MissingLibraryError, OptionError
 from grace_opt.hf import CacheConfig, CompressedCache, SnapKV, attention_implementation, capture_attention
 from grace_opt.hf.bases.at_hand import basis_for
 from grace_opt.hf.models import POCKET_BASIS, POCKET_FOLDER, ModelError, load_model, load_pocket

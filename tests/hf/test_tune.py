@@ -363,7 +363,7 @@ def test_bits_that_were_asked_for_are_measured_first(texts, monkeypatch) -> None
     result = tune(model, tokenizer, texts, bits=[4, 3], basis="none", **FEW)
     assert calls[:2] == ["bits 4", "bits 3"]
     assert result.recommendation.reached
-    assert result.config.bits == 4
+    assert result.config.bits.bits == 4
 
 
 @pytest.mark.slow

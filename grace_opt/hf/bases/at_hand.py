@@ -30,9 +30,9 @@ from ..models.arguments import unwrap_model
 from ..models.fingerprint import fingerprint
 from ..models.loading import MOST_QUOTED
 from ..settings.bits import CALIBRATED
-from . import basis_folder
+from . import basis_folder, calibrate
 from .block_bases import kept_in_block, used_in_block
-from .calibrate import calibrate_basis, refuse_parts
+from .calibrate import refuse_parts
 from .calibrated import CalibratedBasis
 from .sensitivity import GradientError
 from .texts import shipped_texts
@@ -42,7 +42,7 @@ _LOCKS: weakref.WeakKeyDictionary[PreTrainedModel, threading.Lock] = weakref.Wea
 _TOKENIZERS: weakref.WeakKeyDictionary[PreTrainedModel, tuple[str, Any]] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
 _WARNED = threading.Event()
-_INSTEAD = 'write basis=FILE, made by grace-opt basis MODEL -o FILE, or basis="prompt"'
+_INSTEAD = 'write basis=FILE, made by grace-opt calibrate basis MODEL -o FILE, or basis="prompt"'
 
 
 def basis_for(
@@ -74,10 +74,10 @@ def basis_for(
     Examples
     --------
     >>> import tempfile
-    >>> from grace_opt.hf import calibrate_basis
+    >>> from grace_opt.hf import calibrate
     >>> from grace_opt.hf.models import load_pocket
     >>> model, tokenizer = load_pocket()
-    >>> made = calibrate_basis(model, tokenizer, ["the quiet river runs past a late singer " * 40])
+    >>> made = calibrate.basis(model, tokenizer, ["the quiet river runs past a late singer " * 40])
     >>> path = Path(tempfile.mkdtemp()) / "pocket.safetensors"
     >>> made.save(path)
     >>> basis_for(model, path).tokens == made.tokens
@@ -90,8 +90,8 @@ def basis_for(
         return wanted
     if not isinstance(wanted, str | os.PathLike):
         raise OptionError(
-            f'basis={wanted!r}: write "calibrated", "prompt", "none", the name of a file that grace-opt basis made, or '
-            "a CalibratedBasis"
+            f'basis={wanted!r}: write "calibrated", "prompt", "none", the name of a file that grace-opt calibrate '
+            "basis made, or a CalibratedBasis"
         )
     if wanted != CALIBRATED:
         return kept_in_block(model, os.path.abspath(wanted), lambda: _of_file(wanted, model))
@@ -205,7 +205,7 @@ def _made_now(
                 advance(done)
 
             part = None if path is None else basis_folder.unfinished(path)
-            return calibrate_basis(model, tokenizer, texts, end_to_end=end_to_end, advance=shown, checkpoint=part)
+            return calibrate.basis(model, tokenizer, texts, end_to_end=end_to_end, advance=shown, checkpoint=part)
 
         try:
             found = made(True)
@@ -232,7 +232,9 @@ def _told_what_to_do() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        stop.add_note('To calibrate at another time: grace-opt basis MODEL. Without a calibration: basis="prompt".')
+        stop.add_note(
+            'To calibrate at another time: grace-opt calibrate basis MODEL. Without a calibration: basis="prompt".'
+        )
         raise
 
 
@@ -253,7 +255,7 @@ def tokenizer_of(model: PreTrainedModel) -> Any:
     if not name:
         raise CalibrationError(
             "the model was not loaded from a folder or the Hub, so its tokenizer is unknown; write "
-            'calibrate_basis(model, tokenizer).save(FILE) and basis=FILE, or basis="prompt"'
+            'calibrate.basis(model, tokenizer).save(FILE) and basis=FILE, or basis="prompt"'
         )
     try:
         # A model does not say that it was loaded from a GGUF file, nor from which of several.
@@ -264,7 +266,7 @@ def tokenizer_of(model: PreTrainedModel) -> Any:
         said = shorten(str(error), MOST_QUOTED, placeholder=" ...")
         raise CalibrationError(
             f"the tokenizer of {name} is not on this machine or cannot be read ({type(error).__name__}: {said}); "
-            f"{_INSTEAD}; or calibrate_basis(model, tokenizer).save(FILE) and basis=FILE"
+            f"{_INSTEAD}; or calibrate.basis(model, tokenizer).save(FILE) and basis=FILE"
         ) from error
 
 

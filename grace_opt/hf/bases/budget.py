@@ -62,6 +62,8 @@ class BitBudget:
         Of the calibrated basis.
     layers : tuple of int
         The prunable layers.
+    trellis : bool
+        Whether the numbers of a channel are coded together.
     """
 
     key_bits: float | None
@@ -70,6 +72,7 @@ class BitBudget:
     basis: str
     source: BasisSource | None
     layers: tuple[int, ...]
+    trellis: bool
     _last: dict[object, dict[int, tuple[Tensor, Tensor]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -1,4 +1,4 @@
-"""`calibrate_basis`: the bases of a model's keys and values and the shares of its layers and heads, from a few texts.
+"""`basis`: the bases of a model's keys and values and the shares of its layers and heads, from a few texts.
 
 When: once per model, before its cache is compressed to a given number of bits; the result can be saved. One forward
 pass per text, whose layers are taken in as they come, so no more than one layer's queries is held; then a few tokens
@@ -56,7 +56,7 @@ SENSIBLE_TOKENS_PER_CHANNEL = 4
 READING = 0.75
 
 
-def calibrate_basis(
+def basis(
     model: PreTrainedModel,
     tokenizer: Any = None,
     texts: Sequence[str | Tensor] | None = None,
@@ -111,19 +111,20 @@ def calibrate_basis(
 
     Examples
     --------
+    >>> from grace_opt.hf import calibrate
     >>> from grace_opt.hf.models import load_pocket
     >>> model, tokenizer = load_pocket()
-    >>> basis = calibrate_basis(model, tokenizer, ["the quiet river runs past a late singer " * 40])
-    >>> basis.layers, basis.keys[0].encode.shape
+    >>> made = calibrate.basis(model, tokenizer, ["the quiet river runs past a late singer " * 40])
+    >>> made.layers, made.keys[0].encode.shape
     ((0, 1, 2), torch.Size([2, 64, 64]))
     """
-    model = require_model(model, "calibrate_basis")
-    given = given_texts(texts, tokenizer, "calibrate_basis")
-    config = text_config(model, "calibrate_basis")
+    model = require_model(model, "calibrate.basis")
+    given = given_texts(texts, tokenizer, "calibrate.basis")
+    config = text_config(model, "calibrate.basis")
     longest = min(integer("tokens", tokens, at_least=1), getattr(config, "max_position_embeddings", None) or tokens)
     model_is = fingerprint(model)
     refuse_parts(model_is)
-    every = [token_ids(text, tokenizer, n, "calibrate_basis")[:, :longest] for n, text in enumerate(given, 1)]
+    every = [token_ids(text, tokenizer, n, "calibrate.basis")[:, :longest] for n, text in enumerate(given, 1)]
     long_enough = [ids for ids in every if ids.shape[1] > SINKS + WINDOW]
     count = sum(ids.shape[1] - SINKS - WINDOW for ids in long_enough)
     if count < FEWEST_TOKENS:
@@ -171,7 +172,7 @@ def calibrate_basis(
             if cache is not None and any(0 < cache.get_seq_length(index) < prompt for index in layers):
                 raise CalibrationError(
                     f"something drops tokens of {type(model).__name__} while it is calibrated, as a press of kvpress "
-                    "does; calibrate it beforehand: grace-opt basis MODEL, or basis=FILE"
+                    "does; calibrate it beforehand: grace-opt calibrate basis MODEL, or basis=FILE"
                 )
             if cache is not None:
                 for index, fisher in information(model, ids, cache, tuple(layers), positions).items():
@@ -213,7 +214,7 @@ def refuse_parts(model_is: Mapping[str, int | str]) -> None:
     if "tensor_parallel" in model_is:
         raise CalibrationError(
             f"this process has only {model_is['tensor_parallel']} of the model; calibrate it in one process "
-            "(grace-opt basis MODEL -o FILE) and write basis=FILE"
+            "(grace-opt calibrate basis MODEL -o FILE) and write basis=FILE"
         )
 
 

@@ -1,6 +1,6 @@
 """`CalibratedBasis`: a model's bases of keys and values, and how its bits are shared among layers and heads.
 
-Made once per model by `calibrate_basis` and kept in a file. Layers are compressed one after the other while the prompt
+Made once per model by `calibrate.basis` and kept in a file. Layers are compressed one after the other while the prompt
 is read, so the share of each layer and head is known beforehand: at the price per bit where all heads of all layers
 together take the mean asked for, each head takes what the calibration texts say it would.
 """
@@ -48,10 +48,10 @@ class CalibratedBasis:
     Examples
     --------
     >>> import torch
-    >>> from grace_opt.hf import calibrate_basis
+    >>> from grace_opt.hf import calibrate
     >>> from grace_opt.hf.models import load_pocket
     >>> model, tokenizer = load_pocket()
-    >>> basis = calibrate_basis(model, tokenizer, ["the quiet river runs past a late singer " * 40])
+    >>> basis = calibrate.basis(model, tokenizer, ["the quiet river runs past a late singer " * 40])
     >>> shares = basis.shares(2.25, 2.0)
     >>> round(float(torch.stack([keys for keys, _ in shares.values()]).mean()), 9)
     2.25
@@ -121,7 +121,9 @@ class CalibratedBasis:
         try:
             return cls(**from_tensors(about, tensors))
         except CalibrationError as error:
-            raise CalibrationError(f"{os.fspath(path)}: {error} Make it anew: grace-opt basis MODEL -o FILE") from None
+            raise CalibrationError(
+                f"{os.fspath(path)}: {error} Make it anew: grace-opt calibrate basis MODEL -o FILE"
+            ) from None
 
     def check_model(self, model: PreTrainedModel | PreTrainedConfig) -> None:
         """Raise `CalibrationError`, naming every difference, if it was made for another model.
@@ -137,5 +139,5 @@ class CalibratedBasis:
         if differences := fingerprint_differences("basis", self.fingerprint, fingerprint_of(model)):
             raise CalibrationError(
                 f"the basis was made for another model ({'; '.join(differences)}); make one for this model: "
-                "grace-opt basis MODEL -o FILE"
+                "grace-opt calibrate basis MODEL -o FILE"
             )

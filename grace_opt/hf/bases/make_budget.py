@@ -15,7 +15,7 @@ from ..._util.files import path_text
 from ..._util.names import did_you_mean
 from ...errors import CacheError, CalibrationError, OptionError
 from ..models.placement import is_tensor_parallel
-from ..settings.bits import CALIBRATED, NO_BASIS, OF_PROMPT
+from ..settings.bits import CALIBRATED, NO_BASIS, OF_PROMPT, Bits
 from .at_hand import basis_for, check_at_hand
 from .budget import BasisSource, BitBudget
 from .calibrated import CalibratedBasis
@@ -23,18 +23,17 @@ from .classes import CLASS_BITS
 
 
 def budget_of(
-    config: Any,
+    given: Bits,
     model: PreTrainedModel | PreTrainedConfig,
     shape: Mapping[str, Any],
     layers: Sequence[int],
     all_layers: int,
 ) -> BitBudget:
-    """Make the budget that a configuration asks for.
+    """Make the budget that settings ask for.
 
     Parameters
     ----------
-    config : CacheConfig
-        With ``is_coded``.
+    given : Bits
     model : PreTrainedModel or PreTrainedConfig
         Whose basis is wanted.
     shape : mapping
@@ -49,26 +48,26 @@ def budget_of(
     CacheError
         If there is no basis for this model.
     """
-    key_bits = config.bits if config.key_bits is None else config.key_bits
-    value_bits = config.bits if config.value_bits is None else config.value_bits
+    key_bits = given.bits if given.key_bits is None else given.key_bits
+    value_bits = given.bits if given.value_bits is None else given.value_bits
     least = CLASS_BITS / 2 / int(shape["head_dim"])
     for name in ("bits", "key_bits", "value_bits"):
-        value = getattr(config, name)
+        value = getattr(given, name)
         if value is not None and value <= least:
             raise OptionError(
                 f"{name}={value:g}: the classes of the tokens alone take {least:g} bits per element of this model; "
                 "write more, such as 1 or 2.25"
             )
-    if config.total_bytes is not None and len(layers) != all_layers:
+    if given.total_bytes is not None and len(layers) != all_layers:
         raise OptionError(
             f"total_bytes= is for models in which every layer is coded, and here {all_layers - len(layers)} of "
             f"{all_layers} are not (sliding windows, or dense_layers=); write bits="
         )
-    if config.total_bytes is not None and isinstance(model, PreTrainedModel) and is_tensor_parallel(model):
+    if given.total_bytes is not None and isinstance(model, PreTrainedModel) and is_tensor_parallel(model):
         raise OptionError(
             "total_bytes= is for the cache of one process, and this model is tensor-parallel; write bits="
         )
-    kind, source = config.basis, None
+    kind, source = os.fspath(given.basis), None
     if kind not in (OF_PROMPT, NO_BASIS):
         # Not the model itself: copying a cache must not copy the model.
         source = BasisSource(functools.partial(_basis, weakref.ref(model), kind, tuple(layers)))
@@ -80,10 +79,10 @@ def budget_of(
             meant = did_you_mean(path_text(kind), (CALIBRATED, OF_PROMPT, NO_BASIS))
             raise CalibrationError(
                 f'basis={kind!r}: there is no such file. Write "{CALIBRATED}", "{OF_PROMPT}" or "{NO_BASIS}", or make '
-                f"the file: grace-opt basis MODEL -o FILE.{meant}"
+                f"the file: grace-opt calibrate basis MODEL -o FILE.{meant}"
             )
         kind = CALIBRATED
-    return BitBudget(key_bits, value_bits, config.total_bytes, kind, source, tuple(layers))
+    return BitBudget(key_bits, value_bits, given.total_bytes, kind, source, tuple(layers), given.trellis)
 
 
 def _basis(

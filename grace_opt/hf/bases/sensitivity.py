@@ -90,7 +90,7 @@ def information(
             if logits is None:
                 raise GradientError(
                     f"{type(model).__name__} has no language-model head, so it is not known how much its output minds "
-                    "errors in each head; give the whole model, write calibrate_basis(..., end_to_end=False), "
+                    "errors in each head; give the whole model, write calibrate.basis(..., end_to_end=False), "
                     "or on the command line --no-end-to-end"
                 )
             logits = logits[0].float()
@@ -108,7 +108,7 @@ def information(
     except RuntimeError as error:
         raise GradientError(
             f"{type(model).__name__} gives no gradients ({str(error).splitlines()[0]}), so it is not known how much "
-            "its output minds errors in each head; write calibrate_basis(..., end_to_end=False), or on the command "
+            "its output minds errors in each head; write calibrate.basis(..., end_to_end=False), or on the command "
             "line --no-end-to-end"
         ) from error
     inner = [each[0, :, SINKS : length - WINDOW].cpu().double() for each in found]

@@ -115,7 +115,7 @@ def token_ids(text: str | Tensor, tokenizer: Any, number: int, call: str) -> Ten
     elif not isinstance(text, str):
         raise OptionError(f"text {number} is of type {type(text).__name__}; write a string or a tensor of its tokens")
     elif tokenizer is None:
-        order = "texts, tokenizer" if call in ("calibrate", "learn_masks") else "tokenizer, texts"
+        order = "texts, tokenizer" if call in ("calibrate.masks", "learn_masks") else "tokenizer, texts"
         raise OptionError(f"texts need their tokenizer; write {call}(model, {order})")
     else:
         ids = torch.as_tensor(tokenizer(text, return_tensors="pt").input_ids, device="cpu")

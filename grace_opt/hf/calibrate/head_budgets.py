@@ -1,4 +1,4 @@
-"""`calibrate_eviction`: measure how much of its output a model loses if one KV head alone evicts.
+"""`budgets`: measure how much of its output a model loses if one KV head alone evicts.
 
 When: once per model, before an eviction's budget is divided among layers and heads by `LayerBudgets`. Nothing is
 assumed of how they differ: the beginning of a text is read once, each head in turn keeps each share of its tokens while
@@ -46,7 +46,7 @@ FEWEST_TOKENS = 768
 
 
 @torch.no_grad()
-def calibrate_eviction(
+def budgets(
     model: PreTrainedModel,
     tokenizer: Any = None,
     texts: Sequence[str | Tensor] | None = None,
@@ -98,34 +98,34 @@ def calibrate_eviction(
 
     Examples
     --------
-    >>> from grace_opt.hf import GraphEviction, LayerBudgets, CompressedCache, SnapKV
+    >>> from grace_opt.hf import CompressedCache, GraphEviction, LayerBudgets, SnapKV, calibrate
     >>> from grace_opt.hf.models import load_pocket
     >>> model, tokenizer = load_pocket()
-    >>> losses = calibrate_eviction(model, tokenizer, ["the quiet river runs by " * 200], evict=SnapKV())
+    >>> losses = calibrate.budgets(model, tokenizer, ["the quiet river runs by " * 200], evict=SnapKV())
     >>> losses
     LayerLosses(3 layers, 2 heads)
     >>> cache = CompressedCache(model, ratio=0.0, evict=LayerBudgets(GraphEviction(budget=0.25), losses))
     """
-    model = require_model(model, "calibrate_eviction")
+    model = require_model(model, "calibrate.budgets")
     if not model.can_generate():
         raise OptionError(
             f"{type(model).__name__} predicts no tokens, and the loss of these is measured; load the whole model, for "
             "instance by AutoModelForCausalLM"
         )
-    given = given_texts(texts, tokenizer, "calibrate_eviction")
+    given = given_texts(texts, tokenizer, "calibrate.budgets")
     chosen = GraphEviction() if evict is None else evict
-    check_divisible(chosen, "calibrate_eviction")
+    check_divisible(chosen, "calibrate.budgets")
     by_heads = flag("heads", heads)
-    config = text_config(model, "calibrate_eviction")
+    config = text_config(model, "calibrate.budgets")
     most = getattr(config, "max_position_embeddings", None) or TOKENS
     longest = min(integer("tokens", tokens, at_least=FEWEST_TOKENS), most)
     made_for = fingerprint(model)
     if "tensor_parallel" in made_for:
         raise CalibrationError(
             f"this process has only {made_for['tensor_parallel']} of the model; measure it in one process, with "
-            "grace-opt layers MODEL -o FILE"
+            "grace-opt calibrate budgets MODEL -o FILE"
         )
-    every = [token_ids(text, tokenizer, n, "calibrate_eviction")[:, :longest] for n, text in enumerate(given, 1)]
+    every = [token_ids(text, tokenizer, n, "calibrate.budgets")[:, :longest] for n, text in enumerate(given, 1)]
     check_known(every, model)
     every = [ids for ids in every if ids.shape[1] >= FEWEST_TOKENS]
     if longest < FEWEST_TOKENS:

@@ -1,6 +1,6 @@
 """Decoder layers whose outputs are known are not computed again.
 
-When: `calibrate_eviction` feeds the same tokens hundreds of times, each time with another layer's cache changed: the
+When: `calibrate.budgets` feeds the same tokens hundreds of times, each time with another layer's cache changed: the
 layers before that one give what they gave before.
 """
 

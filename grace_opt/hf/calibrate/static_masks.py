@@ -32,7 +32,8 @@ from ..models.fingerprint import fingerprint
 from ..models.placement import input_device
 from ..models.recording import capture_attention
 from ..settings.bits import BUDGETS
-from ..settings.config import CacheConfig
+from ..settings.channels import Channels
+from ..settings.config import CacheConfig, by_name
 from ..stores.channels.choice import check_usable, mask_that_prunes_nothing, prunes_nothing
 
 #: Settings of a cache that do not affect which channels are chosen from whole texts.
@@ -41,11 +42,11 @@ _NOT_ASKED = frozenset(
 )
 
 
-def calibrate(
+def masks(
     model: PreTrainedModel,
     texts: Sequence[str | Tensor],
     tokenizer: Any = None,
-    method: str | MethodOptions | None = None,
+    setting: Channels | str | MethodOptions | None = None,
     ratio: float | Sequence[float] | None = None,
     *,
     config: CacheConfig | None = None,
@@ -63,11 +64,11 @@ def calibrate(
         Texts, or their token ids of shape ``(L,)`` or ``(1, L)``.
     tokenizer : callable, optional
         Needed if ``texts`` contains strings.
-    method, ratio, config, **settings
+    setting, ratio, config, **settings
         As in `CompressedCache`, but only those on which the channels depend; without them, ``"grace"`` and a ratio of
         0.3. ``recent_window``, ``sink_tokens``, ``tail_block``, ``fused``, ``evict`` and ``quantize`` belong to the
         cache; in ``config`` they are ignored, and so is its ``observation_window``. ``bits`` and its like drop no
-        channels: see `calibrate_basis`.
+        channels: see `calibrate.basis`.
     observation_window : int, optional
         Number of last queries of each text that count. None means all, since a static mask serves them all.
     advance : callable
@@ -93,43 +94,45 @@ def calibrate(
 
     Examples
     --------
+    >>> from grace_opt.hf import calibrate
     >>> from grace_opt.hf.models import load_pocket
     >>> model, tokenizer = load_pocket()
-    >>> masks = calibrate(model, ["the quiet river runs", "a late singer"], tokenizer, ratio=0.5)
+    >>> masks = calibrate.masks(model, ["the quiet river runs", "a late singer"], tokenizer, ratio=0.5)
     >>> masks.kept_indices.shape
     torch.Size([3, 2, 32])
     """
-    model = require_model(model, "calibrate")
-    every = all_token_ids(texts, tokenizer, "calibrate", model)
-    if ignored := sorted({"provider", "masks"} & set(settings)):
-        raise OptionError(f"calibrate() chooses the channels by a method; leave out {', '.join(ignored)}")
-    if ignored := sorted(_NOT_ASKED & set(settings)):
+    model = require_model(model, "calibrate.masks")
+    every = all_token_ids(texts, tokenizer, "calibrate.masks", model)
+    given = by_name(setting, ratio, settings)
+    if ignored := sorted({"provider", "masks"} & set(given)):
+        raise OptionError(f"calibrate.masks() chooses the channels by a method; leave out {', '.join(ignored)}")
+    if ignored := sorted(_NOT_ASKED & set(given)):
         raise OptionError(
             f"the channels do not depend on {', '.join(ignored)}; give them to the cache that uses the masks: "
             f"CompressedCache(model, masks=masks, {', '.join(f'{name}=...' for name in ignored)})"
         )
     if isinstance(config, str | os.PathLike):
         config = CacheConfig.from_json(config, model)
-    _refuse_bits(settings, config)
+    _refuse_bits(given, config)
     observed = integer("observation_window", observation_window, at_least=1, optional=True)
     # The same checks, layers and settings as the cache that will use the masks.
-    method = DEFAULT_METHOD if method is None and config is None else method
-    cache = CompressedCache(model, method, ratio, config=config, **settings)
+    usual = {} if config is not None or "channels" in given else {"method": DEFAULT_METHOD}
+    cache = CompressedCache(model, config=config, **usual | given)
     device = input_device(model)
     means: dict[int, Tensor] = {}
     squares: dict[int, Tensor] = {}
     kept: dict[int, ChannelMask] = {}
-    for done, given in enumerate(every, 1):
-        ids = given.to(device)
+    for done, text in enumerate(every, 1):
+        ids = text.to(device)
         captured = capture_attention(model, ids, layers=cache.prunable_layers)
         for layer, seen in captured.items():
-            if prunes_nothing(cache.config.provider(layer), seen.keys):
+            if prunes_nothing(cache.config.channels.provider(layer), seen.keys):
                 kept[layer] = mask_that_prunes_nothing(seen.keys[:1]).layer(0)
                 continue
             queries = seen.queries if observed is None else seen.queries[:, :, -observed:]
             check_usable(layer, queries, seen.keys)
             share = 1 / (len(every) * ids.shape[1])
-            W = WEIGHTS[cache.config.weight](queries[0], seen.keys[0], None) * share
+            W = WEIGHTS[cache.config.channels.weight](queries[0], seen.keys[0], None) * share
             squared = seen.keys[0].float().square().sum(-2) * share
             means[layer] = means[layer] + W if layer in means else W
             squares[layer] = squares[layer] + squared if layer in squares else squared
@@ -139,7 +142,7 @@ def calibrate(
         if layer in kept:
             masks.append(ChannelMask(kept[layer].pruned.cpu()))
             continue
-        provider = cache.config.provider(layer)
+        provider = cache.config.channels.provider(layer)
         protected = None
         if provider.protect is not None:
             # A single token with the norms as its entries has exactly these norms.
@@ -149,15 +152,15 @@ def calibrate(
     return ChannelMask.stack(masks, fingerprint(model))
 
 
-def _refuse_bits(settings: Mapping[str, Any], config: CacheConfig | None) -> None:
+def _refuse_bits(given: Mapping[str, Any], config: CacheConfig | None) -> None:
     """Refuse settings that drop no channels, before a cache calibrates a basis for them."""
-    named = [name for name in (*BUDGETS, "basis") if settings.get(name) is not None]
-    held = [name for name in BUDGETS if isinstance(config, CacheConfig) and getattr(config, name) is not None]
+    named = [name for name in (*BUDGETS, "basis") if given.get(name) is not None]
+    held = config.bits.budget if isinstance(config, CacheConfig) and config.bits is not None else ()
     if named or held:
         raise OptionError(
-            f"calibrate() chooses channels to drop, and {', '.join(named or held)}= drops none: write "
-            "calibrate_basis(model, tokenizer, texts).save(FILE), and give the cache bits= and basis=FILE; to drop "
+            f"calibrate.masks() chooses channels to drop, and {', '.join(named or held)}= drops none: write "
+            "calibrate.basis(model, tokenizer, texts).save(FILE), and give the cache bits= and basis=FILE; to drop "
             f"channels, leave out {', '.join(named) or 'config='}"
         )
-    if isinstance(config, CacheConfig) and config.drops_nothing:
-        raise OptionError("calibrate() chooses channels to drop, and config= drops none: give it ratio=")
+    if isinstance(config, CacheConfig) and config.channels.drops_none:
+        raise OptionError("calibrate.masks() chooses channels to drop, and config= drops none: give it ratio=")

@@ -30,7 +30,7 @@ from ...registry import MethodOptions
 from ..models.arguments import require_model
 from ..models.generate_hook import GenerateHook, close_block, open_block
 from ..models.implementation import ImplementationOverride, base_for
-from ..settings.config import CacheConfig
+from ..settings.config import CacheConfig, CacheSetting
 from .cache import CompressedCache
 from .given_cache import GivenCache, record_past
 from .prompt import NO_TOKENS
@@ -280,7 +280,7 @@ class Attached(ContextDecorator):
 
 def attach(
     model: PreTrainedModel,
-    method: str | MethodOptions | None = None,
+    setting: CacheSetting | str | MethodOptions | None = None,
     ratio: float | Sequence[float] | None = None,
     **settings: Any,
 ) -> Attached:
@@ -290,9 +290,10 @@ def attach(
     ----------
     model : PreTrainedModel
         A decoder-only model, or what ``torch.compile(model)`` returns for one.
-    method, ratio, **settings
-        As in `CompressedCache`, but without ``prompt_length``, which each call sets. ``config="cache.json"`` takes all
-        settings from a file of ``grace-opt tune``.
+    setting, ratio, **settings
+        As in `CompressedCache`: one object such as ``Bits(2.25)`` or ``Channels(0.3)``, and others by name, as in
+        ``attach(model, Bits(2.25), evict=SnapKV(0.5))``; but without ``prompt_length``, which each call sets.
+        ``config="cache.json"`` takes all settings from a file of ``grace-opt tune``.
 
     Returns
     -------
@@ -333,7 +334,7 @@ def attach(
         )
     if isinstance(settings.get("config"), str | os.PathLike):  # once, not for every prompt
         settings["config"] = CacheConfig.from_json(settings["config"], found)
-    return Attached(found, {"method": method, "ratio": ratio, **settings})
+    return Attached(found, {"setting": setting, "ratio": ratio, **settings})
 
 
 def _configuration(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -38,8 +38,8 @@ from ..models.fingerprint import OPTIONAL, adapters_of, fingerprint, fingerprint
 from ..models.foreign_layers import crop_layer, keeps_slice_of, own_window
 from ..models.placement import layer_devices
 from ..models.prunable import prunable_layers, text_config
-from ..settings.bits import BUDGETS, DEFAULT_BITS, NO_BASIS, OF_PROMPT
-from ..settings.config import CacheConfig
+from ..settings.bits import BUDGETS, DEFAULT_BITS, NO_BASIS, OF_PROMPT, Bits
+from ..settings.config import CacheConfig, CacheSetting, by_name
 from ..stores.channels.compress import CHANNELS
 from ..stores.channels.kept import mask_from_kept
 from ..stores.channels.static_masks import static_sources
@@ -49,7 +49,7 @@ from ..stores.plan import LayerPlan, MaskSource
 from ..stores.tally import LayerReading, ReadReport
 from .in_step import InStep, all_or_none
 from .layer import PrunedKeyLayer
-from .mask_source import check_no_settings, forgotten_source, no_source, settings_of
+from .mask_source import forgotten_source, no_source, settings_of
 from .report import MemoryReport, measure
 from .saving import load_about, restore_layers, save_layers
 
@@ -62,25 +62,24 @@ class CompressedCache(Cache):
     model : PreTrainedModel or PreTrainedConfig
         The model, or ``model.config``. From the model, the cache also learns the size of prefill chunks and which
         weights its masks and saved states belong to.
-    method, ratio
-        As in `CacheConfig`. Without them, and without other settings that make the cache smaller, keys and values are
-        stored in 2.25 bits (``bits=2.25``).
+    setting, ratio
+        As in `CacheConfig`: one object that makes the cache smaller, such as ``Bits(2.25)``, or a method. Without them,
+        and without other settings that make the cache smaller, keys and values are stored in 2.25 bits (``bits=2.25``).
     config : CacheConfig or path, optional
-        All settings at once, instead of ``method``, ``ratio`` and ``settings``. A path is that of a file that
+        All settings at once, instead of ``setting``, ``ratio`` and ``settings``. A path is that of a file that
         ``grace-opt tune`` or `CacheConfig.to_json` wrote; it is refused if it is for another model.
     provider : MaskSource, optional
-        Chooses the channels; replaces ``method``, ``ratio``, ``kept_channels``, ``protect``, ``weight``, ``seed`` and
-        the method's options. A `grace_opt.MaskProvider`, or any function ``(queries, keys, attention_mask) ->
-        ChannelMask``.
+        Chooses the channels; replaces the settings of `Channels`, except ``observation_window``. A
+        `grace_opt.MaskProvider`, or any function ``(queries, keys, attention_mask) -> ChannelMask``.
     masks : ChannelMask, optional
-        Static masks, one leading entry per layer: the same channels for every prompt. Replaces the same arguments.
+        Static masks, one leading entry per layer: the same channels for every prompt. Replaces the same settings.
     prompt_length : int, optional
         Number of prompt tokens, padding included. Needed for prompts fed in chunks, and for assisted decoding, which
         feeds candidates along with the prompt. By default the first forward pass of several tokens is the prompt.
     offloading : bool
         Keep the layers on the CPU and fetch each when needed, as ``DynamicCache(offloading=True)`` does. Needs CUDA.
     **settings
-        The other settings of `CacheConfig`; any other name is an option of the method.
+        The settings of `CacheConfig` by name; any other name is an option of the method.
 
     Attributes
     ----------
@@ -117,7 +116,7 @@ class CompressedCache(Cache):
     def __init__(
         self,
         model: PreTrainedModel | PreTrainedConfig,
-        method: str | MethodOptions | None = None,
+        setting: CacheSetting | str | MethodOptions | None = None,
         ratio: float | Sequence[float] | None = None,
         *,
         config: CacheConfig | str | os.PathLike[str] | None = None,
@@ -130,50 +129,19 @@ class CompressedCache(Cache):
         if not isinstance(model, PreTrainedConfig):
             model = unwrap_model(model, "CompressedCache")
         text = text_config(model, "CompressedCache")
-        if not isinstance(offloading, bool):
-            raise OptionError(f"offloading={shown(offloading)}: write True or False")
-        if offloading and not torch.cuda.is_available():
-            raise CacheError(
-                "offloading=True needs CUDA, because transformers moves the layers in CUDA streams, and this machine "
-                "has none; leave it out: without a GPU the cache is in main memory anyway"
-            )
+        _check_offloading(offloading)
         prompt_length = integer("prompt_length", prompt_length, at_least=1, optional=True)  # before a basis is made
-        first = {"method": method, "ratio": ratio}
-        given = {name: value for name, value in first.items() if value is not None} | settings
-        if config is not None:
-            if isinstance(config, str | os.PathLike):
-                config = CacheConfig.from_json(config, model)
-            if not isinstance(config, CacheConfig):
-                raise OptionError(
-                    f"config must be a CacheConfig, or the name of a file that grace-opt tune wrote, not "
-                    f"{config!r}; write CacheConfig(...), or CacheConfig.from_dict(...)"
-                )
-            check_no_settings(given, "config=")
-        self.config = settings_of(config, given, provider, masks)
-        self.budget = None
+        given = by_name(setting, ratio, settings)
+        asked = config is not None or any(given.get(name) is not None for name in BUDGETS)
+        self.config = settings_of(config, given, provider, masks, model)
         if self.config.quantize is not None:
             self.config.quantize.check_installed()
         layers: list[Any] = list(DynamicCache(config=text).layers)
-        prunable = prunable_layers(text, layers)
-        if isinstance(model, PreTrainedModel) and not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
-            raise CacheError(f"{text.model_type} has a kind of cache of its own, and takes no other")
-        self.prunable_layers = tuple(i for i in prunable if i >= self.config.dense_layers)
-        self._left_dense = tuple(i for i in prunable if i < self.config.dense_layers)
-        if not self.prunable_layers:
-            raise CacheError(
-                f"dense_layers={self.config.dense_layers} leaves no layer to prune; write fewer: the last layer "
-                f"that can be pruned is {prunable[-1]}"
-            )
-        self._shape = fingerprint(text)
-        self._config = weakref.ref(text)
-        # Not the model itself: copying a cache must not copy the model.
-        self._model = weakref.ref(model) if isinstance(model, PreTrainedModel) else None
-        self._adapters = adapters_of(model) if isinstance(model, PreTrainedModel) else None
+        self._choose_layers(model, text, layers)
+        self._remember(model, text)
         self._check_budgets(len(layers))
-        if self.config.is_coded:
-            asked = config is not None or any(given.get(name) is not None for name in BUDGETS)
-            self.budget = self._budget(model, len(layers), asked)
-        self.maker: StoreMaker = CODED if self.config.is_coded else CHANNELS
+        self.maker: StoreMaker = CHANNELS if self.config.bits is None else CODED
+        self.budget = None if self.config.bits is None else self._budget(self.config.bits, model, len(layers), asked)
         chunk_size = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
         for index, source in self._sources(len(layers), provider, masks).items():
             # The last one: where an eviction leaves layers different numbers of tokens, that has the fewest.
@@ -190,10 +158,32 @@ class CompressedCache(Cache):
         if prompt_length is not None:
             self.declare_prompt(prompt_length)
 
-    def _budget(self, model: PreTrainedModel | PreTrainedConfig, count: int, asked: bool) -> BitBudget:
+    def _choose_layers(
+        self, model: PreTrainedModel | PreTrainedConfig, text: PreTrainedConfig, layers: list[Any]
+    ) -> None:
+        """Set which layers are compressed; raise if there are none, or the model takes no cache but its own."""
+        prunable = prunable_layers(text, layers)
+        if isinstance(model, PreTrainedModel) and not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
+            raise CacheError(f"{text.model_type} has a kind of cache of its own, and takes no other")
+        self.prunable_layers = tuple(i for i in prunable if i >= self.config.dense_layers)
+        self._left_dense = tuple(i for i in prunable if i < self.config.dense_layers)
+        if not self.prunable_layers:
+            raise CacheError(
+                f"dense_layers={self.config.dense_layers} leaves no layer to prune; write fewer: the last layer "
+                f"that can be pruned is {prunable[-1]}"
+            )
+
+    def _remember(self, model: PreTrainedModel | PreTrainedConfig, text: PreTrainedConfig) -> None:
+        """Note which model this cache is for, but not the model itself: copying a cache must not copy the model."""
+        self._shape = fingerprint(text)
+        self._config = weakref.ref(text)
+        self._model = weakref.ref(model) if isinstance(model, PreTrainedModel) else None
+        self._adapters = adapters_of(model) if isinstance(model, PreTrainedModel) else None
+
+    def _budget(self, bits: Bits, model: PreTrainedModel | PreTrainedConfig, count: int, asked: bool) -> BitBudget:
         """Return the budget of bits; if nobody asked for bits, an error says what does without them."""
         try:
-            return budget_of(self.config, model, self._shape, self.prunable_layers, count)
+            return budget_of(bits, model, self._shape, self.prunable_layers, count)
         except GraceError as error:
             if asked:
                 raise
@@ -206,10 +196,10 @@ class CompressedCache(Cache):
         self._own_source = provider is None and masks is None
         if masks is not None:
             return static_sources(masks, self.fingerprint() if masks.fingerprint else self._shape, self.prunable_layers)
-        self.config.ratios(count)
-        if self.config.is_coded:
+        self.config.channels.ratios(count)
+        if self.budget is not None:
             return dict.fromkeys(self.prunable_layers, no_source)
-        sources = {i: self.config.provider(i) if provider is None else provider for i in self.prunable_layers}
+        sources = {i: provider or self.config.channels.provider(i) for i in self.prunable_layers}
         for source in sources.values():
             if isinstance(source, MaskProvider):
                 # Check now, not after a long prompt: does protection leave enough channels to prune?
@@ -224,8 +214,7 @@ class CompressedCache(Cache):
         if isinstance(evict, LayerBudgets):
             evict.losses.check_fingerprint(self.fingerprint() if evict.losses.fingerprint else self._shape)
             evict = evict.evict  # of which no layer's share is smaller than what stays dense
-        quantize = self.config.quantize
-        group = 1 if quantize is None or quantize.keys is None else quantize.group_size
+        group = self.config.key_group
         for index in self.prunable_layers:
             kept = evict.tokens(index, count, sys.maxsize)
             if kept < dense + group:
@@ -501,30 +490,14 @@ class CompressedCache(Cache):
         if not isinstance(model, PreTrainedConfig):
             model = unwrap_model(model, "CompressedCache")
         about, tensors = load_about(path)
-        here = fingerprint(model if isinstance(model, PreTrainedModel) else text_config(model, "CompressedCache"))
-        there = about["fingerprint"]
-        names = sorted({*here, *there} - {name for name in OPTIONAL if name not in here or name not in there})
-        pairs = {name: (there.get(name), here.get(name)) for name in names}
-        differ = [f"{name}: {a!r} in the file, {b!r} in this model" for name, (a, b) in pairs.items() if a != b]
-        if differ:
-            raise CacheError(
-                f"{path} was saved for another model ({'; '.join(differ)}); run the prompt through this model instead"
-            )
-        try:
-            config = CacheConfig.from_dict(about["pruning"])
-        except GraceError as error:
-            raise CacheError(f"{path} has settings that this grace_opt does not know: {error}") from error
-        if basis is not None:
-            if config.basis in (OF_PROMPT, NO_BASIS):
-                raise CacheError(f"{path} is coded in no calibrated basis; leave basis= out")
-            config = replace(config, basis=basis)
-        deciding: dict[str, Any] = {"provider": provider, "masks": masks}
+        _check_saved_for(path, about["fingerprint"], model)
+        config = _saved_config(path, about["pruning"], basis)
         if about["chosen_by"] != "method" and provider is None and masks is None:
-            deciding["provider"] = forgotten_source
+            provider = forgotten_source
         try:
-            cache = cls(model, config=config, **deciding)
+            cache = cls(model, config=config, provider=provider, masks=masks)
         except GraceError as error:
-            if provider is not None or masks is not None or basis is not None:
+            if provider not in (None, forgotten_source) or masks is not None or basis is not None:
                 raise
             if isinstance(error, CalibrationError):
                 raise CacheError(
@@ -534,9 +507,9 @@ class CompressedCache(Cache):
             raise CacheError(f"{path} has settings that do not suit this model: {error}") from error
         if about["basis"] is not None and about["basis"] != cache._basis_digest(needed=True):
             raise CacheError(
-                f"{path} is coded in another basis of this model than the one at hand (basis={cache.config.basis!r}); "
-                "write CompressedCache.load(path, model, basis=FILE) with the file of the basis that it was coded in, "
-                "or run the prompt again"
+                f"{path} is coded in another basis of this model than the one at hand (basis="
+                f"{config.bits and config.bits.basis!r}); write CompressedCache.load(path, model, basis=FILE) with the "
+                "file of the basis that it was coded in, or run the prompt again"
             )
         try:
             restore_layers(cache.layers, about, tensors, layer_devices(model, len(cache.layers)))
@@ -596,6 +569,42 @@ class CompressedCache(Cache):
             layer.settle()
             layer.check_numbers()
         return found
+
+
+def _check_offloading(offloading: Any) -> None:
+    """Raise unless this machine can keep layers elsewhere, if that is asked for."""
+    if not isinstance(offloading, bool):
+        raise OptionError(f"offloading={shown(offloading)}: write True or False")
+    if offloading and not torch.cuda.is_available():
+        raise CacheError(
+            "offloading=True needs CUDA, because transformers moves the layers in CUDA streams, and this machine has "
+            "none; leave it out: without a GPU the cache is in main memory anyway"
+        )
+
+
+def _check_saved_for(path: Any, there: Mapping[str, Any], model: PreTrainedModel | PreTrainedConfig) -> None:
+    """Raise if the fingerprint in a file is not this model's."""
+    here = fingerprint(model if isinstance(model, PreTrainedModel) else text_config(model, "CompressedCache"))
+    names = sorted({*here, *there} - {name for name in OPTIONAL if name not in here or name not in there})
+    pairs = {name: (there.get(name), here.get(name)) for name in names}
+    differ = [f"{name}: {a!r} in the file, {b!r} in this model" for name, (a, b) in pairs.items() if a != b]
+    if differ:
+        raise CacheError(
+            f"{path} was saved for another model ({'; '.join(differ)}); run the prompt through this model instead"
+        )
+
+
+def _saved_config(path: Any, settings: Mapping[str, Any], basis: str | os.PathLike[str] | None) -> CacheConfig:
+    """Return the settings in a file, with the basis in another file if one is given."""
+    try:
+        config = CacheConfig.from_dict(settings)
+    except GraceError as error:
+        raise CacheError(f"{path} has settings that this grace_opt does not know: {error}") from error
+    if basis is None:
+        return config
+    if config.bits is None or config.bits.basis in (OF_PROMPT, NO_BASIS):
+        raise CacheError(f"{path} is coded in no calibrated basis; leave basis= out")
+    return replace(config, bits=replace(config.bits, basis=basis))
 
 
 def _check_readable(layer: Any, implementation: str) -> None:

@@ -7,17 +7,20 @@ would be ignored is refused.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...attention.masks import ChannelMask
 from ...attention.provider import DEFAULT_RATIO
 from ...errors import CacheError, OptionError
 from ..settings.bits import BUDGETS
+from ..settings.channels import Channels
 from ..settings.config import CacheConfig
+from ..settings.keywords import SETTINGS
 from ..stores.plan import MaskSource
 
 #: What ``provider`` and ``masks`` replace, beside the method's options.
@@ -45,32 +48,45 @@ def check_no_settings(ignored: Iterable[str], source: str) -> None:
 
 
 def settings_of(
-    config: CacheConfig | None, given: Mapping[str, Any], provider: MaskSource | None, masks: ChannelMask | None
+    config: CacheConfig | str | os.PathLike[str] | None,
+    given: Mapping[str, Any],
+    provider: MaskSource | None,
+    masks: ChannelMask | None,
+    model: PreTrainedModel | PreTrainedConfig,
 ) -> CacheConfig:
-    """Return the settings of a cache, those that were given or else `config`.
+    """Return the settings of a cache for `model`: those that were given, or else `config`, which may be a file.
 
     Raises
     ------
     OptionError
-        If some would be ignored, because ``provider`` or ``masks`` already decides the channels.
+        If some would be ignored, because ``config``, ``provider`` or ``masks`` already decides.
     """
+    if config is not None:
+        if isinstance(config, str | os.PathLike):
+            config = CacheConfig.from_json(config, model)
+        if not isinstance(config, CacheConfig):
+            raise OptionError(
+                f"config must be a CacheConfig, or the name of a file that grace-opt tune wrote, not {config!r}; write "
+                "CacheConfig(...), or CacheConfig.from_dict(...)"
+            )
+        check_no_settings(given, "config=")
     chosen = [name for name, value in (("provider", provider), ("masks", masks)) if value is not None]
     if len(chosen) > 1:
         raise OptionError("provider= already decides which channels go; leave out masks")
     if not chosen:
         return CacheConfig.of(given) if config is None else config
-    if any(given.get(name) is not None for name in BUDGETS) or (config is not None and config.is_coded):
+    if any(given.get(name) is not None for name in BUDGETS) or (config is not None and config.bits is not None):
         raise OptionError(
             f"{chosen[0]}= chooses which channels go, and bits= gives all of them their number of bits; leave out one "
             "(bits=2.25 is the default of a CacheConfig: ratio=0.0 leaves the channels to others)"
         )
-    own = {field.name for field in fields(CacheConfig)} - {*_DECIDING, "options"}
+    own = {*SETTINGS} - {*_DECIDING, "options"}
     check_no_settings([name for name in given if name not in own], f"{chosen[0]}=")
     found = CacheConfig.of({**given, "ratio": 0.0}) if config is None else config  # drops none by itself
     # The usual share may be that of read="channels", or of an older file.
-    plain = CacheConfig(ratio=DEFAULT_RATIO if found.ratio == DEFAULT_RATIO else 0.0)
-    ignored = [name for name in _DECIDING if getattr(found, name) != getattr(plain, name)]
-    check_no_settings([*ignored, *found.options], f"{chosen[0]}=")
+    plain = Channels(ratio=DEFAULT_RATIO if found.channels.ratio in (None, DEFAULT_RATIO) else 0.0)
+    ignored = [name for name in _DECIDING if getattr(found.channels, name) not in (None, getattr(plain, name))]
+    check_no_settings([*ignored, *found.channels.options], f"{chosen[0]}=")
     _check_source(provider, masks)
     return found
 

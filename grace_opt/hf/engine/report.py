@@ -307,9 +307,9 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
 
 
 def _stored_as(config: CacheConfig) -> str:
-    if config.is_coded:
+    if config.bits is not None:
         return "coded"
-    if not config.drops_nothing and (config.read is None or config.read.by != CHANNELS):  # those are all stored
+    if not config.channels.drops_none and (config.read is None or config.read.by != CHANNELS):  # those are all stored
         return "pruned"
     return "whole" if config.quantize is None else "quantised"
 

@@ -49,7 +49,7 @@ class LayerBudgets:
     evict : SnapKV, H2O, StreamingLLM or GraphEviction
         Chooses the tokens. Its budget is the mean over the heads of all layers.
     losses : LayerLosses
-        From `calibrate_eviction`.
+        From `calibrate.budgets`.
 
     Examples
     --------
@@ -68,7 +68,7 @@ class LayerBudgets:
         check_divisible(self.evict, "LayerBudgets")
         if not isinstance(self.losses, LayerLosses):
             raise OptionError(
-                f"LayerBudgets(losses={type(self.losses).__name__}): write losses=calibrate_eviction(model, "
+                f"LayerBudgets(losses={type(self.losses).__name__}): write losses=calibrate.budgets(model, "
                 "tokenizer), or losses=LayerLosses.load(FILE)"
             )
 

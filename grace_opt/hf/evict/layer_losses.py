@@ -1,6 +1,6 @@
 """`LayerLosses`: what a model's output loses if one KV head keeps few of a prompt's tokens, measured once per model.
 
-When: `calibrate_eviction` makes one, and `LayerBudgets` divides an eviction's budget among layers and heads by it.
+When: `calibrate.budgets` makes one, and `LayerBudgets` divides an eviction's budget among layers and heads by it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMAT = TensorFormat("grace_opt.layer_losses", "1", "a file of losses of layers
 NOTHING = 1e-12
 #: Logarithm of how much larger than all measured losses one becomes below the least share.
 LARGEST = 600.0
-_AGAIN = "measure them again: calibrate_eviction(model, tokenizer)"
+_AGAIN = "measure them again: calibrate.budgets(model, tokenizer)"
 
 
 @dataclass(frozen=True, repr=False)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 DEFAULT_METHOD = "grace"
 
 _RATIO, _KEPT, _DEVICE = "write ratio=", "write kept_channels=", "leave it out: the cache is on the model's device"
-_BITS = "write bits=, the mean over all channels, or quantize=Quantization(keys=4) for the same number everywhere"
+_BITS = "write bits=, the mean over all channels, or quantize=Quantize(4) for the same number everywhere"
 _TOKENS, _BYTES = "write evict=SnapKV(budget=512)", "write total_bytes="
 _LAYERS = "write evict=LayerBudgets(SnapKV(budget=0.25), losses)"
 _GENERATE, _TYPE = "pass it to generate()", "leave it out: the cache has the type of the model's keys"
@@ -43,7 +43,9 @@ OTHER_NAMES_OF_SETTINGS: Mapping[str, str] = {
     **dict.fromkeys(("device", "device_map"), _DEVICE),
     **dict.fromkeys(("dtype", "torch_dtype"), _TYPE),
     "layers": "write one ratio per layer of the model, 0 for those to leave dense: ratio=[0, 0.5, ...]",
-    **dict.fromkeys(("mask", "channel_mask", "channels_mask"), "write masks=, a ChannelMask that calibrate() makes"),
+    **dict.fromkeys(
+        ("mask", "channel_mask", "channels_mask"), "write masks=, a ChannelMask that calibrate.masks() makes"
+    ),
     **{
         name: f"write read=TopTokens({name}=...)"
         for name in ("share", "by", "page_size", "epsilon", "top_p", "tables", "hash_bits", "confidence")
@@ -82,7 +84,7 @@ def advice(unknown: Iterable[str], known: Iterable[str], elsewhere: Mapping[str,
 
 
 def explains_arguments(
-    elsewhere: Mapping[str, str], hint: str = "", check: Callable[[Mapping[str, Any]], None] | None = None
+    elsewhere: Mapping[str, str], hint: str = "", others: Iterable[str] = ()
 ) -> Callable[[type[T]], type[T]]:
     """Class decorator: unknown constructor arguments raise an `OptionError` with `advice`.
 
@@ -92,14 +94,15 @@ def explains_arguments(
         As in `advice`.
     hint : str
         A sentence to end with.
-    check : callable, optional
-        Gets the arguments that were given, by name; raises if some do not go together. Not called if all are given, as
-        by ``dataclasses.replace``: that copies defaults along with the rest.
+    others : iterable of str
+        Names of further arguments, which the constructor takes by ``**``.
     """
 
     def decorate(cls: type[T]) -> type[T]:
         plain: Callable[..., None] = cls.__init__
-        names = list(inspect.signature(cls).parameters)
+        parameters = inspect.signature(cls).parameters.values()
+        places = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+        names = [*(each.name for each in parameters if each.kind is not each.VAR_KEYWORD), *others]
 
         @functools.wraps(plain)
         def checked(self: T, *args: Any, **kwargs: Any) -> None:
@@ -109,10 +112,8 @@ def explains_arguments(
                 raise OptionError(
                     f"{cls.__name__} has no {', '.join(unknown)}; {known}.{advice(unknown, names, elsewhere)}{hint}"
                 )
-            if len(args) > len(names):
+            if len(args) > len(places):
                 raise OptionError(f"{cls.__name__} got {len(args)} arguments by position; {known}")
-            if check is not None and len(args) + len(kwargs) < len(names):
-                check({**dict(zip(names, args, strict=False)), **kwargs})
             plain(self, *args, **kwargs)
 
         cls.__init__ = checked  # type: ignore[method-assign,assignment]

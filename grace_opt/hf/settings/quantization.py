@@ -1,4 +1,4 @@
-"""`Quantization`: keys and values in a few bits per number; ``quantize=`` of a cache, also by name."""
+"""`Quantize`: keys and values in a few bits per number; ``quantize=`` of a cache, also by name."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..._util.names import nearest_name
-from ..._util.parameters import check_fields, integer
+from ..._util.parameters import check_fields, integer, shown
 from ...errors import OptionError
 from ..models.arguments import explains_arguments
 from .backends import SUPPORTED_BITS, backend_for, check_backend, check_bits, library, offers
 
 _OTHER_NAMES: Mapping[str, str] = {
-    **dict.fromkeys(("nbits", "bits", "n_bits", "num_bits", "w_bits"), "write keys=4 and, if you like, values=4"),
+    **dict.fromkeys(("nbits", "n_bits", "num_bits", "w_bits"), "write bits=4, or keys=4 and values=4"),
     **dict.fromkeys(("k_bits", "key_bits", "k"), "write keys="),
     **dict.fromkeys(("v_bits", "value_bits", "v"), "write values="),
     **dict.fromkeys(("q_group_size", "group"), "write group_size="),
@@ -23,10 +23,18 @@ _OTHER_NAMES: Mapping[str, str] = {
 }
 
 
-@explains_arguments(_OTHER_NAMES)
-@dataclass(frozen=True)
-class Quantization:
-    """Number of bits in which old tokens are stored.
+@explains_arguments(_OTHER_NAMES, others=("keys", "values"))
+@dataclass(frozen=True, init=False)
+class Quantize:
+    """Store old tokens in few bits per number, the same number everywhere.
+
+    Parameters
+    ----------
+    bits : int, optional
+        Bits of keys and values alike: ``Quantize(4)`` is what ``quantize="int4"`` stands for. Without `keys` and
+        `values`, 4.
+    group_size, backend, keys, values
+        As the attributes; of `keys` and `values`, one that is left out is not quantised.
 
     Attributes
     ----------
@@ -42,25 +50,39 @@ class Quantization:
     Raises
     ------
     OptionError
-        If the back end is unknown or does not offer these bits, or the group size is not a positive integer.
+        If the back end is unknown or does not offer these bits, the group size is not a positive integer, or `bits`
+        comes with `keys` or `values`.
 
     Examples
     --------
-    >>> Quantization(keys=3).backend
+    >>> Quantize(keys=3).backend
     'hqq'
-    >>> Quantization(keys=4, values=2).to_dict()
+    >>> Quantize(4)
+    Quantize(keys=4, values=4, group_size=32, backend='quanto')
+    >>> Quantize(keys=4, values=2).to_dict()
     {'keys': 4, 'values': 2, 'group_size': 32, 'backend': 'quanto'}
     """
 
-    keys: int | None = 4
-    values: int | None = None
-    group_size: int = 32
-    backend: str = None  # type: ignore[assignment]  # known once the bits are
+    keys: int | None
+    values: int | None
+    group_size: int
+    backend: str
 
-    def __post_init__(self) -> None:
-        if self.backend is None:
+    def __init__(
+        self, bits: int | None = None, *, group_size: int = 32, backend: str | None = None, **of_one: int | None
+    ) -> None:
+        integer("bits", bits, at_least=1, optional=True, hint=offers())
+        if bits is not None and of_one:
+            raise OptionError(
+                f"bits={shown(bits)} is for keys and values alike; leave out {', '.join(of_one)}, or bits"
+            )
+        usual = bits if bits is not None or of_one else 4
+        found = {"keys": usual, "values": usual, "group_size": group_size, "backend": backend, **of_one}
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
+        if backend is None:
             check_fields(self, integer, "keys", "values", at_least=1, optional=True, hint=offers())
-            given = [bits for bits in (self.keys, self.values) if bits is not None]
+            given = [each for each in (self.keys, self.values) if each is not None]
             object.__setattr__(self, "backend", backend_for(given))
         check_backend(self.backend)
         for name in ("keys", "values"):
@@ -77,7 +99,7 @@ class Quantization:
         return asdict(self)
 
     @classmethod
-    def named(cls, name: str) -> Quantization:
+    def named(cls, name: str) -> Quantize:
         """Return the quantisation that a name such as "int4" stands for: keys and values in so many bits.
 
         Grouped as in KIVI: keys by channel, over 32 tokens, and values by token, over 32 channels.
@@ -89,25 +111,25 @@ class Quantization:
 
         Examples
         --------
-        >>> Quantization.named("int4") == Quantization(keys=4, values=4)
+        >>> Quantize.named("int4") == Quantize(4)
         True
         """
         known = {f"int{bits}": bits for bits in sorted(set().union(*SUPPORTED_BITS.values()), reverse=True)}
         bits = known.get(name.lower())
         if bits is None:
             raise OptionError(
-                f"quantize={name!r}: write one of {', '.join(map(repr, known))}, or a Quantization(keys=4, values=2)"
+                f"quantize={name!r}: write one of {', '.join(map(repr, known))}, or a Quantize(keys=4, values=2)"
                 f"{_nearest(name, known)}"
             )
-        return cls(keys=bits, values=bits)
+        return cls(bits)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Quantization:
-        """Read what `to_dict` wrote; raises `OptionError` for unknown names."""
+    def from_dict(cls, values: Mapping[str, Any]) -> Quantize:
+        """Read what `to_dict` wrote, keys in 4 bits unless it says more; raises `OptionError` for unknown names."""
         known = [f.name for f in fields(cls)]
         if unknown := sorted(set(values) - set(known)):
             raise OptionError(f"a quantisation has no {', '.join(unknown)}; it has {', '.join(known)}")
-        return cls(**values)
+        return cls(**{"keys": 4, **values})
 
 
 def _nearest(name: str, known: Mapping[str, int]) -> str:

@@ -63,4 +63,4 @@ class LayerPlan:
     def observed(self) -> int | None:
         """Number of last prompt queries that are needed; None means all."""
         needed = 0 if self.config.evict is None else self.config.evict.queries_needed
-        return None if needed is None else max(needed, self.config.observation_window)
+        return None if needed is None else max(needed, self.config.channels.observation_window)

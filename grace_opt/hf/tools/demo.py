@@ -209,7 +209,7 @@ def run_demo(
         run = _Run(model, read, later, asked)
         rows = [run.dense()]
         advance(DENSE)
-        if basis is None and (bits or (config is not None and config.is_coded)):
+        if basis is None and (bits or (config is not None and config.bits is not None)):
             basis_for(model, tokenizer=tokenizer)  # for GGUF files, whose tokenizer the model does not know
         few_bits = {} if basis is None else {"basis": basis}
         of = functools.partial(CompressedCache, model)  # not made yet, so that only one holds its tokens at a time

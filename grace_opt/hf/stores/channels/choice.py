@@ -61,7 +61,7 @@ def check_numbers(plan: LayerPlan, over: Observation, keys: Tensor) -> Tensor | 
     if keys.device.type not in _SYNCHRONOUS_DEVICES:
         if not isinstance(plan.source, MaskProvider):
             return torch.stack([finite, torch.ones_like(finite)])
-        observed = over.queries[:, :, -plan.config.observation_window :].to(keys.device)
+        observed = over.queries[:, :, -plan.config.channels.observation_window :].to(keys.device)
         return torch.stack([finite, _in_range(observed, keys, over.valid)])
     raise_for_verdict(plan.index, [bool(finite), True])
     return None

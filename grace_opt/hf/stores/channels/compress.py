@@ -39,7 +39,7 @@ class ChannelMaker(StoreMaker):
     def of_prompt(self, plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -> Store | None:
         """Return a store of all of a prompt but its recent window; None if it is too short to prune."""
         config, sinks, length = plan.config, plan.config.sink_tokens, over.length
-        recent, group, count = config.recent_window, _group(plan), length
+        recent, group, count = config.recent_window, plan.config.key_group, length
         if config.evict is not None:
             least = recent + sinks + group
             count = tokens_kept(plan, plan.index, length, group)
@@ -70,8 +70,8 @@ class ChannelMaker(StoreMaker):
     def why_dense(self, plan: LayerPlan, length: int) -> str:
         """Say why a prompt stays dense, and what to write instead."""
         config, groups, causes = plan.config, "", {}
-        if _group(plan) > 1:
-            groups = f", as do tokens that fill no group_size={_group(plan)}"
+        if plan.config.key_group > 1:
+            groups = f", as do tokens that fill no group_size={plan.config.key_group}"
             causes = {"group_size": length > config.recent_window + config.sink_tokens}
         missed = "nothing is pruned; to prune" if config.read is None else "every token is read; to read few of"
         return dense_windows(plan, length, missed, groups, causes)
@@ -84,12 +84,6 @@ class ChannelMaker(StoreMaker):
 
 
 CHANNELS = ChannelMaker()
-
-
-def _group(plan: LayerPlan) -> int:
-    """Return how many tokens share a scale of their keys."""
-    quantize = plan.config.quantize
-    return 1 if quantize is None or quantize.keys is None else quantize.group_size
 
 
 def _by_heads(
@@ -112,7 +106,7 @@ def _compressed(
     config, sinks = plan.config, plan.config.sink_tokens
     old = OldTokens.of(plan, over, keys, values, recent, count)
     seen, valid = old.seen(over, keys)
-    observed = over.queries[:, :, -min(config.observation_window, seen.shape[2]) :]
+    observed = over.queries[:, :, -min(config.channels.observation_window, seen.shape[2]) :]
     kept = kept_channels(choose_channels(plan, observed, seen, valid), seen)
     lead = kept.shape[-1]
     if config.read is not None and config.read.by == BY_CHANNELS:

@@ -286,8 +286,7 @@ def _ready(
         encoding = None if budget.basis == NO_BASIS else basis.encode
         bits = shares[number] * coded * tensor.shape[2]
         by_class = weights[number].gather(1, order)
-        trellis = bool(plan.config.trellis)
-        stored.append(StoredHeads(tensor, order, encoding, by_class, basis.energy, sizes, bits, trellis))
+        stored.append(StoredHeads(tensor, order, encoding, by_class, basis.energy, sizes, bits, budget.trellis))
     return _Ready(row, sinks, classes, stored, decodes, (key_bits, value_bits))
 
 

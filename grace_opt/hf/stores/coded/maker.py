@@ -65,7 +65,7 @@ class CodedMaker(StoreMaker):
             depth,
             tail.keys.dtype,
             plan.bits.basis == OF_PROMPT,
-            bool(plan.config.trellis),
+            plan.bits.trellis,
         )
         block = plan.config.tail_block
         check.require(about["block"] in (0, block), f"block={about['block']!r} for a cache with tail_block={block}")

@@ -125,7 +125,7 @@ def settled(
             energy.double(),
             sizes,
             share * tensor[0].numel(),
-            bool(plan.config.trellis),
+            budget.trellis,
         )
         for tensor, weight, energy, share in zip(waiting, token_weights(first, second), energies, shares, strict=True)
     ]

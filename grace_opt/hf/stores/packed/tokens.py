@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ....errors import CacheError, OptionError
 from ....kernels.cache.decode.packed import PackedKeys, PackedValues
-from ...settings.quantization import Quantization
+from ...settings.quantization import Quantize
 from .packing import BLOCK_TENSORS, BlockFormat, TokenBlock, dtype_name
 
 _FORMAT = 1
@@ -36,7 +36,7 @@ MAX_BLOCK_TOKENS = 512
 
 
 def quantize(
-    settings: Quantization, keys: Tensor, values: Tensor
+    settings: Quantize, keys: Tensor, values: Tensor
 ) -> tuple[Tensor | QuantizedTokens, Tensor | QuantizedTokens]:
     """Quantise keys ``(B, H, S, d')`` along tokens and values along channels; None leaves them unchanged."""
     size, backend = settings.group_size, settings.backend

@@ -176,7 +176,7 @@ def learn_masks(
         )
     d = int(model_is["head_dim"])
     kept = {
-        layer: _kept(d - cache.config.provider(layer).count(d), d, counts["multiple"])
+        layer: _kept(d - cache.config.channels.provider(layer).count(d), d, counts["multiple"])
         for layer in cache.prunable_layers
     }
     pieces = _windows(given, counts, recent_window + sink_tokens, seed)

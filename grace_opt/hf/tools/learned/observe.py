@@ -94,7 +94,7 @@ class LayerObservation:
         if float((sample.target[0] - self.answer).abs().max()) > TOLERANCE * float(self.answer.abs().max()):
             raise CacheError(
                 f"the attention of layer {self.layer} is more than the softmax of its causal logits (it may add terms "
-                "to them), so masks cannot be learned here; write calibrate(...) for static masks"
+                "to them), so masks cannot be learned here; write calibrate.masks(...) for static masks"
             )
         return sample
 

@@ -6,7 +6,6 @@ When: a model is made from the command line, where dicts stand for what Python w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from ....errors import OptionError
 from ...models.arguments import OTHER_NAMES_OF_SETTINGS, advice
 from ...models.loading import POCKET_FOLDER
 from ...settings.config import CacheConfig
+from ...settings.keywords import SETTINGS as KEYWORDS
 
 #: Settings of a cache, as in `CacheConfig`; ``config`` has all of them.
-SETTINGS = (*(field.name for field in fields(CacheConfig)), "config")
+SETTINGS = (*KEYWORDS, "channels", "config")
 #: Settings that are dicts in JSON and objects in Python.
 _OBJECTS = ("evict", "quantize")
 #: Arguments of ``from_pretrained`` that are other names of settings elsewhere.

@@ -26,10 +26,9 @@ def least_tokens(config: CacheConfig) -> int:
     (33, 100)
     """
     dense = config.recent_window + config.sink_tokens
-    if config.is_coded:
+    if config.bits is not None:
         return dense + MIN_TOKENS
-    groups = config.quantize is not None and config.quantize.keys is not None
-    return dense + (config.quantize.group_size if groups and config.quantize is not None else 1)
+    return dense + config.key_group
 
 
 def compressed_rows(cache: CompressedCache, lengths: Sequence[int]) -> list[bool]:

@@ -127,7 +127,7 @@ def tune(
     >>> one = Candidate("ratio 0.5", "pruned", CacheConfig(ratio=0.5))
     >>> text = "the quiet river runs past the old mill . " * 80
     >>> result = tune(model, tokenizer, text, candidates=[one], windows=2, tokens=256, progress=False)
-    >>> result.rows[0].windows, result.config.ratio
+    >>> result.rows[0].windows, result.config.channels.ratio
     (2, 0.5)
     """
     began = time.monotonic()
@@ -234,8 +234,8 @@ def _basis(
     limit: float | None,
 ) -> str | None:
     """Calibrate, if it was not done before; if there is no time for it, name the settings that need it."""
-    coded = [one for one in candidates if one.config is not None and one.config.is_coded]
-    wanted = {os.fspath(one.config.basis) for one in coded if one.config is not None} - {"prompt", "none"}
+    coded = [one for one in candidates if one.basis]
+    wanted = {one.basis for one in coded} - {OF_PROMPT, NO_BASIS}
     if not wanted:
         return None
 
@@ -246,7 +246,7 @@ def _basis(
     try:
         digests = sorted(basis_for(model, one, tokenizer=tokenizer, advance=check).digest() for one in wanted)
     except _TimeUpError:
-        why = "the basis was not calibrated within the time limit; make it beforehand: grace-opt basis MODEL -o FILE"
+        why = "the basis was not calibrated within the time limit; make it beforehand: grace-opt calibrate basis MODEL"
         left_out |= {one.name: why for one in coded}
         return None
     return " ".join(digests)
@@ -270,7 +270,7 @@ def _cells(
             {
                 "setting": one.name,
                 "settings": one.settings(),
-                "basis": basis if one.config is not None and one.config.is_coded else None,
+                "basis": basis if one.basis else None,
                 "place": place,
                 "window": window.digest,
                 "timed": place == 0,

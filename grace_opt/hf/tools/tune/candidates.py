@@ -8,6 +8,7 @@ Source: GRACE (arXiv 2604.16983), KIVI (arXiv 2402.02750), SnapKV (arXiv 2404.14
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -22,7 +23,7 @@ from ...engine.cache import CompressedCache
 from ...evict.eviction import SnapKV
 from ...settings.bits import CALIBRATED
 from ...settings.config import CacheConfig
-from ...settings.quantization import Quantization
+from ...settings.quantization import Quantize
 
 RATIOS, COMBINED_BITS = (0.3, 0.6), 3.0
 #: In steps of 5 to 10 % of the bytes where most recommendations lie: who needs 1.75 bits should not pay for 2.
@@ -79,6 +80,12 @@ class Candidate:
         return CompressedCache(model, config=self.config)
 
     @property
+    def basis(self) -> str:
+        """Basis that its bits are coded in; empty without bits."""
+        coded = None if self.config is None else self.config.bits
+        return "" if coded is None else os.fspath(coded.basis)
+
+    @property
     def missing(self) -> str | None:
         """Why it cannot be measured here; None if it can."""
         backend = self.backend
@@ -133,9 +140,9 @@ def _ours(name: str, family: str, **settings: Any) -> Candidate:
     return Candidate(name, family, CacheConfig(**settings), words=words)
 
 
-def _in_bits(number: int) -> Quantization:
+def _in_bits(number: int) -> Quantize:
     """Return the quantisation of keys and values in so many bits each."""
-    return Quantization(number, number, backend=UNIFORM[number])
+    return Quantize(number, backend=UNIFORM[number])
 
 
 def _importable(module: str) -> bool:

@@ -24,7 +24,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def interaction_matrix(queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-    r"""Interaction matrix of every KV head, as `grace_opt.interaction_matrix` defines it.
+    r"""Interaction matrix of every KV head, as `grace_opt.attention.interaction_matrix` defines it.
 
     Parameters
     ----------
