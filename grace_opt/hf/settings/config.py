@@ -320,7 +320,9 @@ class CacheConfig:
         check_kind("options", settings.get("options", {}), Mapping, "a dict from names to values")
         options = {**settings.get("options", {}), **{n: v for n, v in settings.items() if n not in known}}
         given = {n: v for n, v in settings.items() if n in known and n != "options"}
-        return cls(**given, **({"options": options} if options else {}))
+        if options:
+            given["options"] = options
+        return cls(**given)
 
 
 _WINDOWS = ("recent_window", "sink_tokens", "dense_layers", "tail_block", "fused")
