@@ -172,7 +172,7 @@ def a_block_that_is_never_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     forgotten.clear()
 
 
-@of("hf/settings/bits.py:check_bits")
+@of("hf/settings/bits.py:__post_init__")
 def more_bits_than_a_code_has(monkeypatch: pytest.MonkeyPatch) -> None:
     attach(pocket()[0], bits=16, basis=POCKET_BASIS).start().stop()  # here
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from grace_opt.errors import CacheError, OptionError
+from grace_opt.errors import CacheError
 from grace_opt.hf import CompressedCache, SnapKV, calibrate
 from grace_opt.hf.bases.calibrated import CalibratedBasis
 from grace_opt.hf.engine import saving
@@ -249,7 +249,7 @@ class TestBasis:
     def test_of_a_cache_without_bits_says_so(self, path):
         model = build("Llama")
         CompressedCache(model, ratio=0.5).save(path)
-        with pytest.raises(OptionError, match=r"basis='b' is for bits="):
+        with pytest.raises(CacheError, match="coded in no calibrated basis; leave basis= out"):
             CompressedCache.load(path, model, basis="b")
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -30,9 +29,8 @@ from ...attention.masks import ChannelMask
 from ...attention.provider import DEFAULT_RATIO, MaskProvider
 from ...errors import CacheError, CalibrationError, GraceError, OptionError
 from ...registry import MethodOptions
-from ..bases.budget import BitBudget
+from ..bases.budget import BasisSource, BitBudget
 from ..bases.make_budget import budget_of
-from ..evict.layer_budgets import LayerBudgets
 from ..models.arguments import unwrap_model
 from ..models.fingerprint import OPTIONAL, adapters_of, fingerprint, fingerprint_differences
 from ..models.foreign_layers import crop_layer, keeps_slice_of, own_window
@@ -134,12 +132,11 @@ class CompressedCache(Cache):
         given = by_name(setting, ratio, settings)
         asked = config is not None or any(given.get(name) is not None for name in BUDGETS)
         self.config = settings_of(config, given, provider, masks, model)
-        if self.config.quantize is not None:
-            self.config.quantize.check_installed()
+        self.config.check_installed()
         layers: list[Any] = list(DynamicCache(config=text).layers)
         self._choose_layers(model, text, layers)
         self._remember(model, text)
-        self._check_budgets(len(layers))
+        self.config.check_eviction(self.prunable_layers, len(layers), self._known_model)
         self.maker: StoreMaker = CHANNELS if self.config.bits is None else CODED
         self.budget = None if self.config.bits is None else self._budget(self.config.bits, model, len(layers), asked)
         chunk_size = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
@@ -195,7 +192,7 @@ class CompressedCache(Cache):
     def _sources(self, count: int, provider: MaskSource | None, masks: ChannelMask | None) -> Mapping[int, MaskSource]:
         self._own_source = provider is None and masks is None
         if masks is not None:
-            return static_sources(masks, self.fingerprint() if masks.fingerprint else self._shape, self.prunable_layers)
+            return static_sources(masks, self._known_model(bool(masks.fingerprint)), self.prunable_layers)
         self.config.channels.ratios(count)
         if self.budget is not None:
             return dict.fromkeys(self.prunable_layers, no_source)
@@ -205,25 +202,6 @@ class CompressedCache(Cache):
                 # Check now, not after a long prompt: does protection leave enough channels to prune?
                 source.count(int(self._shape["head_dim"]))
         return sources
-
-    def _check_budgets(self, count: int) -> None:
-        """Raise, before a long prompt, if the eviction budgets leave nothing to prune."""
-        evict, dense = self.config.evict, self.config.recent_window + self.config.sink_tokens
-        if evict is None:
-            return
-        if isinstance(evict, LayerBudgets):
-            evict.losses.check_fingerprint(self.fingerprint() if evict.losses.fingerprint else self._shape)
-            evict = evict.evict  # of which no layer's share is smaller than what stays dense
-        group = self.config.key_group
-        for index in self.prunable_layers:
-            kept = evict.tokens(index, count, sys.maxsize)
-            if kept < dense + group:
-                groups = f", and the others are quantised in groups of {group}" if group > 1 else ""
-                raise OptionError(
-                    f"{evict} keeps {kept} tokens in layer {index}, and {dense} stay dense (recent_window="
-                    f"{self.config.recent_window}, sink_tokens={self.config.sink_tokens}){groups}: nothing would be "
-                    "left to prune; write a larger budget"
-                )
 
     def declare_prompt(self, length: int) -> None:
         """Declare where the prompt ends; call it before the model runs on the prompt.
@@ -401,6 +379,10 @@ class CompressedCache(Cache):
         own = {} if self._adapters is None else {"adapters": self._adapters}
         return {**fingerprint(model), **own}
 
+    def _known_model(self, weights: bool) -> dict[str, int | str]:
+        """Return the model's fingerprint, or only its shape: weights take a while to read."""
+        return self.fingerprint() if weights else self._shape
+
     def check_model(self, model: PreTrainedModel) -> None:
         """Raise if the cache was made for, or loaded with, a model that differs from this one in shape or weights.
 
@@ -515,7 +497,7 @@ class CompressedCache(Cache):
             restore_layers(cache.layers, about, tensors, layer_devices(model, len(cache.layers)))
         except CacheError as error:
             raise CacheError(f"{path}: {error}") from error
-        known = cache.budget is None or cache.budget.source is None or about["basis"] is not None
+        known = about["basis"] is not None or cache.basis_source is None
         if not known and any(layer.pruned_length for layer in cache._pruned_layers()):
             raise CacheError(f"{path} does not say in which basis it is coded; run the prompt again")
         return cache
@@ -536,9 +518,14 @@ class CompressedCache(Cache):
         made.__dict__.update(copy.deepcopy(self.__dict__, copies))
         return made
 
+    @property
+    def basis_source(self) -> BasisSource | None:
+        """The calibrated basis that tokens are coded in, found or made when it is called; None without one."""
+        return None if self.budget is None else self.budget.source
+
     def _basis_digest(self, needed: bool = False) -> str | None:
         """Return the digest of the calibrated basis; None if there is none, or none was needed so far."""
-        source = None if self.budget is None else self.budget.source
+        source = self.basis_source
         if source is None or not (needed or source.known):
             return None
         return source().digest()

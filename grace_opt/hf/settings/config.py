@@ -10,7 +10,8 @@ Source: ThinK (arXiv 2407.21018) for the windows, StreamingLLM (arXiv 2309.17453
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias
 
@@ -213,6 +214,48 @@ class CacheConfig:
         """Number of tokens whose keys are quantised together; 1 if they are not."""
         return 1 if self.quantize is None or self.quantize.keys is None else self.quantize.group_size
 
+    @property
+    def backend(self) -> str:
+        """Back end that quantises; empty if none does."""
+        return "" if self.quantize is None else self.quantize.backend
+
+    def check_installed(self) -> None:
+        """Raise `OptionError` now, not after a long prompt, if a library is missing."""
+        if self.quantize is not None:
+            self.quantize.check_installed()
+
+    def check_eviction(self, layers: Sequence[int], count: int, model: Callable[[bool], Mapping[str, Any]]) -> None:
+        """Raise, before a long prompt, if the budgets of an eviction leave nothing to compress.
+
+        Parameters
+        ----------
+        layers, count : sequence of int, int
+            The layers that evict, and the number of all.
+        model : callable
+            Returns the model's fingerprint, with its weights if asked for.
+
+        Raises
+        ------
+        OptionError, CalibrationError
+            If a layer keeps too few tokens, or the losses that divide the budgets are another model's.
+        """
+        evict, dense = self.evict, self.recent_window + self.sink_tokens
+        if evict is None:
+            return
+        if isinstance(evict, LayerBudgets):
+            evict.losses.check_fingerprint(model(bool(evict.losses.fingerprint)))
+            evict = evict.evict  # of which no layer's share is smaller than what stays dense
+        group = self.key_group
+        for index in layers:
+            kept = evict.tokens(index, count, sys.maxsize)
+            if kept < dense + group:
+                groups = f", and the others are quantised in groups of {group}" if group > 1 else ""
+                raise OptionError(
+                    f"{evict} keeps {kept} tokens in layer {index}, and {dense} stay dense (recent_window="
+                    f"{self.recent_window}, sink_tokens={self.sink_tokens}){groups}: nothing would be left to prune; "
+                    "write a larger budget"
+                )
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, all on one level; the inverse of `from_dict`."""
         values = {name: getattr(self.channels, name) for name in OF_CHANNELS}
@@ -320,7 +363,9 @@ class CacheConfig:
         check_kind("options", settings.get("options", {}), Mapping, "a dict from names to values")
         options = {**settings.get("options", {}), **{n: v for n, v in settings.items() if n not in known}}
         given = {n: v for n, v in settings.items() if n in known and n != "options"}
-        return cls(**given | ({"options": options} if options else {}))
+        if options:
+            given["options"] = options
+        return cls(**given)
 
 
 _WINDOWS = ("recent_window", "sink_tokens", "dense_layers", "tail_block", "fused")

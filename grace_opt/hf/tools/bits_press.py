@@ -66,8 +66,8 @@ class DecodedBitsPress(BasePress):
     def post_init_from_model(self, model: PreTrainedModel) -> None:
         """Prepare for the prompts of a model; makes its basis if there is none yet."""
         self._cache = CompressedCache(model, bits=self.bits, basis=self.basis, trellis=self.trellis)
-        if self._cache.budget is not None and self._cache.budget.source is not None:
-            self._cache.budget.source()  # in a prompt, the calibration would run through this press
+        if self._cache.basis_source is not None:
+            self._cache.basis_source()  # in a prompt, the calibration would run through this press
 
     @property
     def compression_ratio(self) -> float:

@@ -88,9 +88,7 @@ class Candidate:
     @property
     def missing(self) -> str | None:
         """Why it cannot be measured here; None if it can."""
-        backend = self.backend
-        if self.config is not None and self.config.quantize is not None:
-            backend = self.config.quantize.backend
+        backend = self.backend if self.config is None else self.config.backend
         if backend and not _importable(_MODULES[backend]):
             return f"{backend} is not installed: {pip_install('quant')}"
         return None
