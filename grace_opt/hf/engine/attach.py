@@ -54,7 +54,7 @@ class Attached(ContextDecorator):
     def __init__(self, model: PreTrainedModel, arguments: Mapping[str, Any]) -> None:
         self._model, self._line = model, users_line()
         first = CompressedCache(model, **arguments)  # report wrong arguments now, and say what there is to say once
-        others = {name: arguments[name] for name in ("provider", "masks", "offloading") if name in arguments}
+        others = {name: arguments[name] for name in ("provider", "masks", "store", "offloading") if name in arguments}
         self._arguments = {**others, "config": first.config}
         self._override: ImplementationOverride | None = None
         self._calls = RunningCalls()

@@ -42,7 +42,7 @@ from ..stores.channels.compress import CHANNELS
 from ..stores.channels.kept import mask_from_kept
 from ..stores.channels.static_masks import static_sources
 from ..stores.coded.maker import CODED
-from ..stores.maker import StoreMaker
+from ..stores.maker import StoreMaker, name_of
 from ..stores.plan import LayerPlan, MaskSource
 from ..stores.tally import LayerReading, ReadReport
 from .in_step import InStep, all_or_none
@@ -71,6 +71,9 @@ class CompressedCache(Cache):
         `grace_opt.MaskProvider`, or any function ``(queries, keys, attention_mask) -> ChannelMask``.
     masks : ChannelMask, optional
         Static masks, one leading entry per layer: the same channels for every prompt. Replaces the same settings.
+    store : StoreMaker, optional
+        Your own way to hold the older tokens, usually a subclass of `grace_opt.hf.stores.maker.TensorStore`: replaces
+        whatever makes a cache smaller, but ``evict``.
     prompt_length : int, optional
         Number of prompt tokens, padding included. Needed for prompts fed in chunks, and for assisted decoding, which
         feeds candidates along with the prompt. By default the first forward pass of several tokens is the prompt.
@@ -120,6 +123,7 @@ class CompressedCache(Cache):
         config: CacheConfig | str | os.PathLike[str] | None = None,
         provider: MaskSource | None = None,
         masks: ChannelMask | None = None,
+        store: StoreMaker | None = None,
         prompt_length: int | None = None,
         offloading: bool = False,
         **settings: Any,
@@ -131,13 +135,13 @@ class CompressedCache(Cache):
         prompt_length = integer("prompt_length", prompt_length, at_least=1, optional=True)  # before a basis is made
         given = by_name(setting, ratio, settings)
         asked = config is not None or any(given.get(name) is not None for name in BUDGETS)
-        self.config = settings_of(config, given, provider, masks, model)
+        self.config = settings_of(config, given, {"provider": provider, "masks": masks, "store": store}, model)
         self.config.check_installed()
         layers: list[Any] = list(DynamicCache(config=text).layers)
         self._choose_layers(model, text, layers)
         self._remember(model, text)
         self.config.check_eviction(self.prunable_layers, len(layers), self._known_model)
-        self.maker: StoreMaker = CHANNELS if self.config.bits is None else CODED
+        self.maker = store or (CHANNELS if self.config.bits is None else CODED)
         self.budget = None if self.config.bits is None else self._budget(self.config.bits, model, len(layers), asked)
         chunk_size = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
         for index, source in self._sources(len(layers), provider, masks).items():
@@ -437,6 +441,8 @@ class CompressedCache(Cache):
             "chosen_by": "method" if self._own_source else "provider or masks",
             "basis": self._basis_digest(),
         }
+        if self.maker not in (CHANNELS, CODED):
+            about["store"] = name_of(self.maker)
         save_layers(path, self.layers, about)
 
     @classmethod
@@ -447,6 +453,7 @@ class CompressedCache(Cache):
         *,
         provider: MaskSource | None = None,
         masks: ChannelMask | None = None,
+        store: StoreMaker | None = None,
         basis: str | os.PathLike[str] | None = None,
     ) -> CompressedCache:
         """Read a cache that `save` wrote, bit for bit.
@@ -460,6 +467,8 @@ class CompressedCache(Cache):
             its layers and the weights are compared too; given the configuration, the tensors go to the CPU.
         provider, masks
             What chose the channels, if not a method; needed only after a `reset`.
+        store : StoreMaker, optional
+            What held the older tokens, if that was your own.
         basis : path, optional
             With ``bits=``: the file of the calibrated basis, if it is not where it was, or not on this machine. A basis
             belongs to the model and is not part of a saved cache.
@@ -474,10 +483,16 @@ class CompressedCache(Cache):
         about, tensors = load_about(path)
         _check_saved_for(path, about["fingerprint"], model)
         config = _saved_config(path, about["pruning"], basis)
+        stored_by, here = about.get("store"), None if store is None else name_of(store)
+        if stored_by != here:
+            raise CacheError(
+                f"{path} holds tokens of {stored_by or 'no store of your own'}, not of {here or 'the usual stores'}; "
+                "write CompressedCache.load(path, model, store=...) with the store that it was saved with"
+            )
         if about["chosen_by"] != "method" and provider is None and masks is None:
             provider = forgotten_source
         try:
-            cache = cls(model, config=config, provider=provider, masks=masks)
+            cache = cls(model, config=config, provider=provider, masks=masks, store=store)
         except GraceError as error:
             if provider not in (None, forgotten_source) or masks is not None or basis is not None:
                 raise

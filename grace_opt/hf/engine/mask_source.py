@@ -21,6 +21,7 @@ from ..settings.bits import BUDGETS
 from ..settings.channels import Channels
 from ..settings.config import CacheConfig
 from ..settings.keywords import SETTINGS
+from ..stores.maker import check_maker
 from ..stores.plan import MaskSource
 
 #: What ``provider`` and ``masks`` replace, beside the method's options.
@@ -50,8 +51,7 @@ def check_no_settings(ignored: Iterable[str], source: str) -> None:
 def settings_of(
     config: CacheConfig | str | os.PathLike[str] | None,
     given: Mapping[str, Any],
-    provider: MaskSource | None,
-    masks: ChannelMask | None,
+    deciding: Mapping[str, Any],
     model: PreTrainedModel | PreTrainedConfig,
 ) -> CacheConfig:
     """Return the settings of a cache for `model`: those that were given, or else `config`, which may be a file.
@@ -59,7 +59,8 @@ def settings_of(
     Raises
     ------
     OptionError
-        If some would be ignored, because ``config``, ``provider`` or ``masks`` already decides.
+        If some would be ignored, because ``config`` or one of `deciding`, ``provider``, ``masks`` and ``store``,
+        already decides.
     """
     if config is not None:
         if isinstance(config, str | os.PathLike):
@@ -70,9 +71,9 @@ def settings_of(
                 "CacheConfig(...), or CacheConfig.from_dict(...)"
             )
         check_no_settings(given, "config=")
-    chosen = [name for name, value in (("provider", provider), ("masks", masks)) if value is not None]
+    chosen = [name for name, value in deciding.items() if value is not None]
     if len(chosen) > 1:
-        raise OptionError("provider= already decides which channels go; leave out masks")
+        raise OptionError(f"{chosen[0]}= already decides which channels go; leave out {' and '.join(chosen[1:])}")
     if not chosen:
         return CacheConfig.of(given) if config is None else config
     if any(given.get(name) is not None for name in BUDGETS) or (config is not None and config.bits is not None):
@@ -87,7 +88,12 @@ def settings_of(
     plain = Channels(ratio=DEFAULT_RATIO if found.channels.ratio in (None, DEFAULT_RATIO) else 0.0)
     ignored = [name for name in _DECIDING if getattr(found.channels, name) not in (None, getattr(plain, name))]
     check_no_settings([*ignored, *found.channels.options], f"{chosen[0]}=")
-    _check_source(provider, masks)
+    if deciding["store"] is not None:
+        held = [name for name in ("quantize", "read") if getattr(found, name) is not None]
+        if held:
+            raise OptionError(f"store= already decides how tokens are held; leave out {' and '.join(held)}")
+        check_maker(deciding["store"])
+    _check_source(deciding["provider"], deciding["masks"])
     return found
 
 

@@ -67,6 +67,8 @@ def load_about(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
         "basis": _is_digest,
     }
     about.setdefault("basis", None)  # version 1 has none
+    if "store" in about:
+        kinds["store"] = _is_name
     wrong = [name for name, fits in kinds.items() if name not in about or not fits(about[name])]
     wrong += sorted(set(about) - set(kinds))
     if wrong:
@@ -123,6 +125,10 @@ def restore_layers(
 
 def _is_dict(value: Any) -> bool:
     return isinstance(value, dict)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _is_list(value: Any) -> bool:

@@ -13,6 +13,8 @@ from typing import Any, Protocol, Self, cast
 import torch
 from torch import Tensor
 
+from ..._util.parameters import shown
+from ...errors import OptionError
 from ..models.observation import Observation
 from .old_tokens import OldTokens, tokens_kept
 from .packed.tokens import StoredTensor
@@ -41,6 +43,25 @@ class StoreMaker(Protocol):
 
     def instead_of_terms(self, plan: LayerPlan) -> str | None:
         """Say what to write if a model adds terms to its logits; None if that is no matter."""
+
+
+def check_maker(maker: Any) -> None:
+    """Raise `OptionError` unless this makes stores."""
+    lacks = [name for name in vars(StoreMaker) if not name.startswith("_") and not callable(getattr(maker, name, None))]
+    if isinstance(maker, Store) or lacks:
+        raise OptionError(
+            f"store={shown(maker)} makes no stores"
+            f"{': it has no ' + ', '.join(lacks) if lacks else ', as it is one'}; write the class, a subclass of "
+            "grace_opt.hf.stores.maker.TensorStore"
+        )
+    if missing := sorted(getattr(maker, "__abstractmethods__", ())):
+        raise OptionError(f"store={shown(maker)} lacks {', '.join(missing)}, which every store has")
+
+
+def name_of(maker: StoreMaker) -> str:
+    """Return the name of a maker, for files: that of its class."""
+    kind = maker if isinstance(maker, type) else type(maker)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 class TensorStore(Store):
@@ -105,6 +126,14 @@ class TensorStore(Store):
     def instead_of_terms(cls, plan: LayerPlan) -> str | None:
         """Say what to write if a model adds terms to its logits; None: what attends knows them."""
         return None
+
+    def owned(self) -> Self:
+        """Return it with copies of what are views of other tensors."""
+
+        def own(part: Tensor) -> Tensor:
+            return part if part.untyped_storage().nbytes() == part.nbytes else part.clone()
+
+        return self.changed(own)
 
     def parts(self) -> dict[str, StoredTensor]:
         """Return the tensors that it consists of, by name."""
