@@ -174,7 +174,7 @@ def test_a_loop_is_called_from_machine_code_before_anything_else(monkeypatch):
     asked = []
     monkeypatch.setattr(ahead, "address_of", lambda name: asked.append(name) or one._made.address)  # type: ignore[attr-defined]
     loop = jit(relaxation.repair.py_func, ahead=[one.signature], small=1000)
-    monkeypatch.setattr(loop, "_run_plainly", None)
+    monkeypatch.setattr(loop, "_run_interpreted", None)
     expected = x.copy()
     relaxation.repair.py_func(expected, 1.5)
     for _ in range(2):
