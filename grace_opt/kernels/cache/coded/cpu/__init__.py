@@ -175,23 +175,9 @@ def next_planes(units, first, last, tensor, column, start, stop):
 
 @inlined
 def attend_coded(
-    units,
-    limits,
-    widths,
-    turned,
-    books,
-    softcap,
-    outer,
-    logits,
-    newest,
-    state,
-    workspace,
-    none,
-    sizes,
-    tasks,
-    turn,
+    units, limits, widths, turned, books, softcap, outer, logits, newest, state, workspace, none, sizes, tasks, turn,
     longer,
-):
+):  # fmt: skip
     """Attend with a few rows to a split of one head's columns.
 
     Parameters
