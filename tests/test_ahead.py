@@ -31,7 +31,7 @@ HERE = ",".join(sorted(lanes.FEATURES))
 #: Says where it came from, and whether it is right.
 CALL = """
 from grace_opt import kernels
-from grace_opt.kernels import received
+from grace_opt.kernels.cache import received
 from grace_opt.kernels._shared import compiling
 from grace_opt.kernels.cache.received.cpu import add_received_at
 compiling.SECONDS_BEFORE_LINE = 300.0

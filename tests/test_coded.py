@@ -298,9 +298,9 @@ def test_views_are_read_as_they_lie():
     wide = torch.full((1, 6, 3, 26), torch.nan)
     wide[:, :, 1:2, 1:25] = case.query
     tails = [torch.full((1, 33, 2, 25), torch.nan) for _ in range(2)]
-    for room, tail in zip(tails, case.tails, strict=True):
-        room[..., :24] = tail.transpose(1, 2)
-    case.query, case.tails = wide[:, :, 1:2, 1:25], tuple(room.transpose(1, 2)[..., :24] for room in tails)
+    for buffer, tail in zip(tails, case.tails, strict=True):
+        buffer[..., :24] = tail.transpose(1, 2)
+    case.query, case.tails = wide[:, :, 1:2, 1:25], tuple(buffer.transpose(1, 2)[..., :24] for buffer in tails)
     assert torch.equal(case.run()[0], expected)
     case.query, case.tails = case.query.mT.contiguous().mT, tuple(t.mT.contiguous().mT for t in case.tails)
     assert torch.equal(case.run()[0], expected)
@@ -312,9 +312,9 @@ def test_codes_at_odd_addresses(trellis):
     expected, _ = case.run()
 
     def moved(tensor: Tensor) -> Tensor:
-        room = torch.empty(tensor.nbytes + 8, dtype=torch.uint8)
+        buffer = torch.empty(tensor.nbytes + 8, dtype=torch.uint8)
         odd = tensor.element_size() if tensor.dtype != torch.uint8 else 1
-        place = room[odd : odd + tensor.nbytes]
+        place = buffer[odd : odd + tensor.nbytes]
         place.copy_(tensor.contiguous().view(torch.uint8).flatten())
         return place.view(tensor.dtype).view(tensor.shape) if odd == 1 else tensor.clone()
 
@@ -371,12 +371,12 @@ def at_an_edge(tensor: Tensor, start: bool = False) -> Tensor:
     if not tensor.numel() or tensor.dtype != torch.uint8:
         return tensor
     size = -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    room = mmap.mmap(-1, size + 2 * mmap.PAGESIZE)
-    begins = ctypes.addressof(ctypes.c_char.from_buffer(room))
+    buffer = mmap.mmap(-1, size + 2 * mmap.PAGESIZE)
+    begins = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
     for page in (begins, begins + mmap.PAGESIZE + size):
         assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), mmap.PAGESIZE, 0) == 0
     place = mmap.PAGESIZE + (0 if start else size - tensor.nbytes)
-    found = torch.frombuffer(room, dtype=torch.uint8, count=tensor.nbytes, offset=place)
+    found = torch.frombuffer(buffer, dtype=torch.uint8, count=tensor.nbytes, offset=place)
     return found.view(tensor.shape).copy_(tensor)
 
 

@@ -16,9 +16,8 @@ from grace_opt.kernels import doctor
 from grace_opt.kernels.operations import OPERATIONS
 
 FOLDER = Path(kernels.__file__).parent
-INITS = (*FOLDER.glob("cache/*/__init__.py"), *FOLDER.glob("solve/*/__init__.py"), FOLDER / "steps" / "__init__.py")
-GREEDY = "kernels.solve.greedy"
-FOLDERS = {init.parent.name: init.parent for init in INITS}
+#: Of each operation, by name.
+FOLDERS = {at.parent.name: at.parent for at in FOLDER.glob("**/__init__.py") if "OPERATION =" in at.read_text("utf-8")}
 LOOPS = {operation.name: operation.cpu for operation in OPERATIONS if operation.cpu is not None}
 
 
@@ -28,7 +27,10 @@ def choice(found, operation, device="cpu"):
 
 
 def test_every_folder_is_an_operation_and_has_what_it_says():
-    assert set(FOLDERS) == {operation.name for operation in OPERATIONS}
+    inner = [*FOLDER.glob("[!_]*/__init__.py"), *(FOLDER / "cache").glob("*/__init__.py")]
+    inner += (FOLDER / "solve").glob("*/__init__.py")
+    assert {at.parent.name for at in inner} - {"cache", "solve"} == {operation.name for operation in OPERATIONS}
+    assert FOLDERS.keys() == {operation.name for operation in OPERATIONS}
 
     def there(operation, part):
         folder = FOLDERS[operation.name]
@@ -67,8 +69,9 @@ def imports():
 def test_no_kernel_imports_what_imports_it():
     """Neither at its top nor in a function."""
     graph = imports()
-    assert {f"{GREEDY}.cpu", f"{GREEDY}.gpu", f"{GREEDY}.trial"} <= graph[GREEDY]
-    assert f"{GREEDY}.reference" in graph[f"{GREEDY}.trial"]
+    greedy = "kernels.solve.greedy"
+    assert {f"{greedy}.cpu", f"{greedy}.gpu", f"{greedy}.trial"} <= graph[greedy]
+    assert f"{greedy}.reference" in graph[f"{greedy}.trial"]
     assert all(called <= graph.keys() for called in graph.values())
     TopologicalSorter(graph).prepare()
 
@@ -163,7 +166,7 @@ def spoil_values(original):
     ],
 )
 def test_trials_notice(name, function, spoil, monkeypatch):
-    target = f"grace_opt.kernels.{FOLDERS[name].relative_to(FOLDER).as_posix().replace('/', '.')}.{function}"
+    target = ".".join(("grace_opt.kernels", *FOLDERS[name].relative_to(FOLDER).parts, function))
     LOOPS[name].trial()  # imports it
     module, _, attribute = target.rpartition(".")
     original = getattr(__import__(module, fromlist=[attribute]), attribute)

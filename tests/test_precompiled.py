@@ -171,24 +171,24 @@ def test_a_loop_is_called_from_machine_code_before_anything_else(monkeypatch):
     """Not compiled, and not run as plain Python; what does not fit it is, and what is switched off."""
     x = np.array([2.0, -1.0, 0.25])
     one = precompiled(relaxation.repair)
-    asked = []
-    monkeypatch.setattr(ahead, "address_of", lambda name: asked.append(name) or one._made.address)  # type: ignore[attr-defined]
+    looked_up = []
+    monkeypatch.setattr(ahead, "address_of", lambda name: looked_up.append(name) or one._made.address)  # type: ignore[attr-defined]
     loop = jit(relaxation.repair.py_func, ahead=[one.signature], small=1000)
-    monkeypatch.setattr(loop, "_run_plainly", None)
+    monkeypatch.setattr(loop, "_run_interpreted", None)
     expected = x.copy()
     relaxation.repair.py_func(expected, 1.5)
     for _ in range(2):
         there = x.copy()
         loop(there, 1.5)
         assert np.array_equal(there, expected)
-    assert (len(asked), loop.nopython_signatures) == (1, [])
-    assert asked[0].endswith("repair 0")
+    assert (len(looked_up), loop.nopython_signatures) == (1, [])
+    assert looked_up[0].endswith("repair 0")
 
 
 def test_threads_that_begin_together_look_for_it_once(monkeypatch):
     made = table_function(relaxation.repair, relaxation.repair.precompiled[0].signature).compile()
-    asked, start, found = [], threading.Barrier(4), []
-    monkeypatch.setattr(ahead, "address_of", lambda name: asked.append(name) or made.address)
+    looked_up, start, found = [], threading.Barrier(4), []
+    monkeypatch.setattr(ahead, "address_of", lambda name: looked_up.append(name) or made.address)
     one = PrecompiledLoop(relaxation.repair.py_func, relaxation.repair.precompiled[0].signature, 0)
 
     def work() -> None:
@@ -202,7 +202,7 @@ def test_threads_that_begin_together_look_for_it_once(monkeypatch):
         each.start()
     for each in threads:
         each.join()
-    assert (len(asked), len(found)) == (1, 4)
+    assert (len(looked_up), len(found)) == (1, 4)
     assert len({tuple(each) for each in found}) == 1
 
 

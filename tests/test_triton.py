@@ -225,7 +225,7 @@ def test_exchanges_refuse():
     ("old", "new"),
     [
         ("- 2 * _rows(", "- 1 * _rows("),
-        ("start + at", "at"),
+        ("start + place", "place"),
         ("least < change", "least <= change"),
         ("sums += ", "sums = "),
         ("(chosen == 0) & (free != 0)", "chosen == 0"),

@@ -76,7 +76,7 @@ class Case:
     softcap: float | None = None
     causal: bool = True
     splits: int | None = None
-    dropped: int = 0  # of the newest tokens, so many of the oldest are not asked for
+    dropped: int = 0  # of the newest tokens, so many of the oldest are not requested
 
     @property
     def waiting(self) -> int:

@@ -85,7 +85,7 @@ def test_it_codes_where_a_gpu_runs_it(monkeypatch):
         ("most // SUBSETS", "most // SUBSETS - 1"),
         ("= far, far, far", "= tl.zeros([ROWS], tl.float32), far, far"),
         ("b4 - b0, b5 - b0", "b4 - b0, b5"),
-        ("((found >> state) & 1) << 2)", "((found >> state) & 1) << 1)"),
+        ("((survivor >> state) & 1) << 2)", "((survivor >> state) & 1) << 1)"),
         ("places >> (2 * PLACE)", "places >> PLACE"),
         ("bit | (place << 1)", "place << 1"),
     ],

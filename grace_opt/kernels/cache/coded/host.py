@@ -169,7 +169,7 @@ class Plan(NamedTuple):
 
     Attributes
     ----------
-    table : Table
+    table : CodesTable
         Of all sequences.
     by_three, alone : bool
         Whether three query rows are taken at a time, and in one thread.

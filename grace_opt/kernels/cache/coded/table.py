@@ -74,7 +74,7 @@ class CodedSequence:
 
     Attributes
     ----------
-    table : Table
+    table : CodesTable
         Of its codes.
     sink_keys, sink_values : Tensor
         ``(H, s, d)`` and ``(H, s, d_v)``, dense.
@@ -192,7 +192,7 @@ def units_of(keys: StoredCodes, values: StoredCodes, heads: int, newest: bool = 
 
     Parameters
     ----------
-    keys, values : Stored
+    keys, values : StoredCodes
     heads : int
         Number of heads; codes of a multiple of it are those of consecutive blocks of tokens.
     newest : bool

@@ -67,7 +67,7 @@ def attention(
     query : Tensor
         ``(B, H_q, 1, d)``.
     stored : Stored
-    pages : Pages
+    pages : PageScores
         What its old tokens are read by.
     least : Tensor
         ``(B,)`` int64: number of pages to read at least.

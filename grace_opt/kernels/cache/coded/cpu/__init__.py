@@ -175,23 +175,9 @@ def next_planes(units, first, last, tensor, column, start, stop):
 
 @inlined
 def attend_coded(
-    units,
-    limits,
-    widths,
-    turned,
-    books,
-    softcap,
-    outer,
-    logits,
-    newest,
-    state,
-    workspace,
-    none,
-    sizes,
-    tasks,
-    turn,
+    units, limits, widths, turned, books, softcap, outer, logits, newest, state, workspace, none, sizes, tasks, turn,
     longer,
-):
+):  # fmt: skip
     """Attend with a few rows to a split of one head's columns.
 
     Parameters
@@ -481,7 +467,7 @@ def attend(table, none):
 
     Threads that call this with the same table share the tasks; a slow thread takes fewer. Its arrays are
 
-    - sizes: see `HEADS`; tasks and units: see `grace_opt.kernels.cache.coded.table.Table`;
+    - sizes: see `HEADS`; tasks and units: see `grace_opt.kernels.cache.coded.table.CodesTable`;
     - scales ``(3,)``: of the queries, whether there is a softcap, and what `grace_opt.kernels.cache.decode.cpu.cap`
     needs;
     - queries ``(2, pairs, rows padded, width padded)``: what `prepare` writes; newest ``(pairs, rows padded, newest
