@@ -17,9 +17,7 @@ another: a Hub id, a folder or a ``.gguf`` file.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,17 +29,14 @@ from transformers.cache_utils import DynamicCache
 
 from bench.answers_page import WIDTHS, page, rows
 from bench.efficiency.methods import int4
-from bench.material import MODEL, model_path
-from bench.provenance import refuse, require_clean, write_json
+from bench.material import open_model
+from bench.provenance import digest, origin_of, recorded, refuse
 from bench.questions import DEFAULT, Prompt, answered, in_common, prompts, read_questions
-from bench.real_model import digest, read_record
-from bench.report import add_options, read_results, write_results
+from bench.report import parser_of, publish
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import CacheConfig, CompressedCache, Quantize, attention_implementation
-from grace_opt.hf.models import disable_progress_bars, load_model
-from grace_opt.hf.stores.counting import tensors_in
+from grace_opt.hf.engine.report import tensors_in
 
-ROOT = Path(__file__).parent.parent
 #: Longer than any prompt: until a question is known, all of a text is a first chunk.
 UNTIL_ASKED = 2**40
 
@@ -202,7 +197,6 @@ def run(
                     continue
                 config = SETTINGS[name].config
                 settings = {
-                    "commit": source["commit"],
                     "weights": weights,
                     "new_tokens": new_tokens,
                     "pruning": None if config is None else config.to_dict(),
@@ -210,23 +204,17 @@ def run(
                     "prompts": digest(*(torch.tensor(q.ids) for q in questions)),
                     "answers": [q.fact.answer for q in questions],
                 }
-                settings = json.loads(json.dumps(settings))  # as it is read back: tuples are lists
-                path = runs / f"{name}_{number:02}.json"
-                record = read_record(path, settings)
-                if record is None:
 
-                    def advance(name: str = name, number: int = number) -> None:
-                        nonlocal done
-                        done += 1
-                        show(f"{name}, text {number + 1}", done)
+                def asked(
+                    name: str = name, number: int = number, questions: Sequence[Prompt] = questions, done: int = done
+                ) -> dict[str, Any]:
+                    steps = iter(range(done + 1, done + len(questions) + 1))
+                    said = f"{name}, text {number + 1}"
+                    rows = ask(model, tokenizer, name, questions, new_tokens, lambda: show(said, next(steps)))
+                    return {"text": number, "asked": rows}
 
-                    when = {"date": source["date"], "commit": source["commit"]}
-                    asked = ask(model, tokenizer, name, questions, new_tokens, advance)
-                    record = {"settings": settings, "text": number, **when, "asked": asked}
-                    write_json(path, record)
-                else:
-                    done += len(questions)
-                found[name].append(record)
+                found[name].append(recorded(runs / f"{name}_{number:02}.json", settings, source, asked))
+                done += len(questions)
             if name == "dense":
                 rights = {record["text"]: [one["right"] for one in record["asked"]] for record in found[name]}
                 left = [[q for q, right in zip(t, rights[n], strict=True) if right] for n, t in enumerate(left)]
@@ -239,50 +227,42 @@ def run(
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
-    parser.add_argument("--name", help="what to call the model in the results (default: the last part of --model)")
+def main(given: Sequence[str] | None = None) -> None:
+    parser = parser_of("answers", __doc__, model=True)
     parser.add_argument("--questions", type=Path, default=DEFAULT, help="TOML; default: bench/questions.toml")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="default: all")
     parser.add_argument("--tokens", type=int, default=1950, help="of a prompt, at most (default %(default)s)")
     parser.add_argument("--new-tokens", type=int, default=24, help="of an answer, at most (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the texts (default %(default)s)")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "answers", help="folder of the records")
-    add_options(parser, "answers")
-    args = parser.parse_args()
+    args = parser.parse_args(given)
     if args.new_tokens < 1:
         raise SystemExit(f"--new-tokens {args.new_tokens}: give at least 1")
-    if args.report_only:
-        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
-        return
-    source = require_clean(args.allow_dirty)
-    sources = read_questions(args.questions)
-    disable_progress_bars()
-    where = model_path(args.model)
-    model, tokenizer = load_model(where)
-    texts = [prompts(text, tokenizer, args.tokens, args.seed) for text in sources]
-    names = ["dense", *(name for name in SETTINGS if name in args.settings and name != "dense")]
-    found = run(model, tokenizer, texts, names, args.new_tokens, args.runs, source)
-    records = {
-        f"{name}, text {record['text'] + 1}": {**source, "date": record["date"], "commit": record["commit"]}
-        for name, part in found.items()
-        for record in part
-    }
-    answers = {
-        name: [{"text": sources[record["text"]].title, "asked": record["asked"]} for record in part]
-        for name, part in found.items()
-    }
-    value = {
-        "provenance": refuse(records, args.allow_dirty),
-        "model": args.name or Path(where).stem,
-        "weights": found["dense"][0]["settings"]["weights"],
-        **{"tokens": args.tokens, "new_tokens": args.new_tokens, "seed": args.seed},
-        **{"texts": len(texts), "asked": sum(map(len, texts))},
-        "rows": rows(found, {name: setting.title for name, setting in SETTINGS.items()}),
-        "answers": answers,
-    }
-    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+
+    def measured(source: dict[str, Any]) -> dict[str, Any]:
+        sources = read_questions(args.questions)
+        model, tokenizer, label = open_model(args)
+        texts = [prompts(text, tokenizer, args.tokens, args.seed) for text in sources]
+        names = ["dense", *(name for name in SETTINGS if name in args.settings and name != "dense")]
+        found = run(model, tokenizer, texts, names, args.new_tokens, args.runs, source)
+        records = {
+            f"{name}, text {record['text'] + 1}": origin_of(source, record)
+            for name, part in found.items()
+            for record in part
+        }
+        answers = {
+            name: [{"text": sources[record["text"]].title, "asked": record["asked"]} for record in part]
+            for name, part in found.items()
+        }
+        return {
+            "provenance": refuse(records, args.allow_dirty),
+            **{"model": label, "weights": digest(*model.parameters())},
+            **{"tokens": args.tokens, "new_tokens": args.new_tokens, "seed": args.seed},
+            **{"texts": len(texts), "asked": sum(map(len, texts))},
+            "rows": rows(found, {name: setting.title for name, setting in SETTINGS.items()}),
+            "answers": answers,
+        }
+
+    publish(args, page, measured)
 
 
 if __name__ == "__main__":

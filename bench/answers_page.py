@@ -57,6 +57,7 @@ def page(value: dict[str, Any]) -> Page:
     return Page(
         title="Answers kept by a smaller cache",
         picture="Left: answers kept by each cache, with 95 % intervals; right: its bytes",
+        headline=_headline(lines),
         draw=lambda figure: draw(figure, value),
         asked=f"{value['model']} answers {total} questions about texts of {value['tokens']:,} tokens from a dense "
         "cache; how many of them does it still answer from a smaller one?",
@@ -92,6 +93,17 @@ def page(value: dict[str, Any]) -> Page:
     )
 
 
+def _headline(lines: list[dict[str, Any]]) -> str:
+    """What the picture says: the smallest cache that keeps nine answers of ten."""
+    enough = [line for line in lines[1:] if line["right"] >= 0.9 * line["asked"]]
+    if not enough:
+        return "No smaller cache keeps nine of ten answers"
+    least = min(enough, key=lambda line: line["K+V, 16 bit"])
+    title = least["title"].replace("`", "")
+    kept = f"{least['right']} of {least['asked']}, in {least['K+V, 16 bit']:.0%} of the bytes"
+    return f"The smallest cache that keeps nine of ten answers: {title} ({kept})"
+
+
 def draw(figure: Any, value: dict[str, Any]) -> None:
     """Answers kept, and bytes, a line for each setting."""
     figure.set_size_inches(8, 4)
@@ -112,4 +124,3 @@ def draw(figure: Any, value: dict[str, Any]) -> None:
     right.set_xlabel("K+V, % of a dense cache in 16 bits")
     left.set_xlim(0, total + 1)
     left.set_xlabel(f"answers kept, of {total}, with 95 % intervals")
-    figure.suptitle(f"{value['model']}, prompts of up to {value['tokens']:,} tokens", fontsize=10)

@@ -22,8 +22,6 @@ If they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and the texts a
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -35,28 +33,24 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from bench.bits_page import ASKED_VARIANTS, DENSE, RETRIEVAL, ROWS, SHARED, TIMED, page
+from bench.bits_page import ASKED_VARIANTS, DENSE, RETRIEVAL, ROWS, TIMED, page
 from bench.bits_variants import VARIANTS, varied, with_equal_rates, with_rates_of
-from bench.caches import SINKS, WINDOW, calibrated, sizes_of
-from bench.material import MODEL, books, model_path, require_texts
+from bench.caches import SINKS, WINDOW, Continuation, calibrated, sizes_of
+from bench.material import books, open_model
 from bench.passages import HALVES, Case, Passage, cases, passages
-from bench.provenance import is_clean, refuse, require_clean, write_json
-from bench.real_model import digest, read_record
-from bench.report import add_options, read_results, write_results
+from bench.provenance import digest, origin_of, recorded, refuse
+from bench.report import parser_of, publish
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import (
     CalibratedBasis,
     CompressedCache,
     Quantize,
     attention_implementation,
-    calibrate,
     capture_attention,
 )
-from grace_opt.hf.models import disable_progress_bars, load_model
-from grace_opt.hf.tools.evaluation import ask, compare_predictions, next_token_log_probs, stored_bits
+from grace_opt.hf.tools.evaluation import ask, stored_bits
 from grace_opt.hf.tools.filling import dense_cache, filled
 
-ROOT = Path(__file__).parent.parent
 #: So large that no later token is compressed.
 NEVER = 2**20
 #: More tokens than a hidden word's sentence, its question and its answer have.
@@ -79,21 +73,13 @@ def settings_of(name: str, basis: Path) -> dict[str, Any]:
     return {"bits": ROWS[name], "basis": str(basis), "tail_block": NEVER, **windows}
 
 
-def shared_by_prompt(basis: CalibratedBasis, model: PreTrainedModel, ids: Tensor) -> CalibratedBasis:
-    """Return the basis with shares of layers and heads that suit this prompt, all layers together.
-
-    No cache can do that: the first layer is compressed before the last one is read.
-    """
-    return with_rates_of(basis, calibrate.basis(model, None, [ids]))
-
-
 @torch.no_grad()
 def measure_passage(
     model: PreTrainedModel,
     passage: Passage,
     later: int,
     names: Iterable[str],
-    basis: tuple[CalibratedBasis, Path],
+    basis: Path,
     advance: Callable[[], None],
 ) -> dict[str, dict[str, float]]:
     """Compare every row's cache with the dense one on the last `later` tokens of a passage.
@@ -106,33 +92,20 @@ def measure_passage(
     later : int
     names : iterable of str
         Rows of `ROWS`.
-    basis : (CalibratedBasis, Path)
-        And its file.
+    basis : Path
+        The file of the calibrated one.
     advance : callable
         Called after each row.
     """
-    ids, fed = passage.ids[:, :-later], passage.ids[:, -later:]
-    captured = capture_attention(model, ids)
-
-    dense, found = next_token_log_probs(model, dense_cache(model, captured), fed), {}
+    text, found = Continuation(model, passage.ids, passage.ids.shape[1] - later), {}
     advance()
-    with tempfile.TemporaryDirectory() as folder:
-        for name in names:
-            file = basis[1]
-            if name in SHARED:
-                if passage.half != "B":
-                    continue
-                file = Path(folder) / "own.safetensors"
-                if not file.exists():
-                    shared_by_prompt(basis[0], model, ids).save(file)
-            with varied(name):
-                cache = filled(CompressedCache(model, **settings_of(name, file)), captured)
-            if name in VARIANTS and cache.memory_report().bits is None:
-                continue  # all dense: the prompt is too short to store a basis of its own
-            found[name] = sizes_of(stored_bits(cache)) | asdict(
-                compare_predictions(next_token_log_probs(model, cache, fed), dense, fed[0, 1:])
-            )
-            advance()
+    for name in names:
+        with varied(name):
+            cache = text.cache(**settings_of(name, basis))
+        advance()
+        if name in VARIANTS and cache.memory_report().bits is None:
+            continue  # all dense: the prompt is too short to store a basis of its own
+        found[name] = sizes_of(stored_bits(cache)) | asdict(text.beside_dense(cache))
     return found
 
 
@@ -187,7 +160,6 @@ def run(
     """Measure what is not measured yet; return the records of passages and of cases, and the times."""
     names = list(ROWS)
     common = {
-        "commit": source["commit"],
         "weights": digest(*model.parameters()),
         "basis": digest(*basis[0].key_rates.values(), *(each.encode for each in basis[0].keys.values())),
         "transformers": source["transformers"],
@@ -195,7 +167,7 @@ def run(
     asked_rows = (*RETRIEVAL, *ASKED_VARIANTS)
     per_case = 1 + len(asked_rows)
     rounds = arguments.rounds
-    steps = sum(1 + sum(p.half == "B" or n not in SHARED for n in names) for p in found) + per_case * len(asked)
+    steps = (1 + len(names)) * len(found) + per_case * len(asked)
     total, done = steps + (rounds + 1) * (1 + len(TIMED)) * bool(rounds), 0
     with attention_implementation(model, "grace_sdpa"), progress_bar(None, total) as show:
 
@@ -205,13 +177,8 @@ def run(
             show(what, done)
 
         def stored(path: Path, settings: dict[str, Any], measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-            settings = json.loads(json.dumps({**common, **settings}, default=str))
-            record = read_record(path, settings) if is_clean(source) else None
-            if record is None:
-                when = {"date": source["date"], "commit": source["commit"]}
-                record = {"settings": settings, **when, "rows": measured()}
-                write_json(path, record)
-            return record
+            record = recorded(path, {**common, **settings}, source, lambda: {"rows": measured()})
+            return {name: value for name, value in record.items() if name != "settings"}
 
         of_passages, of_cases = [], []
         for number, passage in enumerate(found):
@@ -220,11 +187,11 @@ def run(
             record = stored(
                 arguments.runs / f"passage_{number:02}.json",
                 {"ids": digest(passage.ids), "later": arguments.later, "rows": rows},
-                lambda p=passage, w=what: measure_passage(model, p, arguments.later, names, basis, lambda: advance(w)),
+                lambda p=passage, w=what: measure_passage(
+                    model, p, arguments.later, names, basis[1], lambda: advance(w)
+                ),
             )
-            of_passages.append(
-                {"kind": passage.kind, "name": passage.name, "half": passage.half, **_without_settings(record)}
-            )
+            of_passages.append({"kind": passage.kind, "name": passage.name, "half": passage.half, **record})
         for number, case in enumerate(asked):
             what = f"case {number + 1}"
             rows = {name: {**settings_of(name, basis[1]), "basis": None} for name in asked_rows}
@@ -234,16 +201,12 @@ def run(
                 lambda c=case, w=what: measure_case(model, c, asked_rows, basis[1], lambda: advance(w)),
             )
             tokens = case.context.shape[1]
-            of_cases.append({"name": case.name, "depth": case.depth, "tokens": tokens, **_without_settings(record)})
+            of_cases.append({"name": case.name, "depth": case.depth, "tokens": tokens, **record})
         seconds = {}
         if rounds:
             ids = found[0].ids[:, : -arguments.later]
             seconds = measure_time(model, ids, basis[1], rounds, lambda: advance("time"))
     return {"passages": of_passages, "cases": of_cases, "seconds": seconds}
-
-
-def _without_settings(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name != "settings"}
 
 
 def bases(
@@ -258,11 +221,8 @@ def bases(
     return basis, path, seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
-    parser.add_argument("--name", help="what to call the model in the results (default: the last part of --model)")
-    parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: four, fetched)")
+def main(given: Sequence[str] | None = None) -> None:
+    parser = parser_of("bits", __doc__, model=True)
     parser.add_argument("--half", choices=HALVES, help="only the passages of one half, while settings are chosen")
     parser.add_argument("--passages", type=int, help="only the first so many (default: all)")
     parser.add_argument("--cases", type=int, default=52, help="of retrieval (default %(default)s)")
@@ -270,44 +230,38 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048, help="of a passage (default %(default)s)")
     parser.add_argument("--later", type=int, default=256, help="of these, fed after the prompt (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="of reading a prompt, for times (default %(default)s)")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "bits", help="folder of the records")
-    add_options(parser, "bits")
-    args = parser.parse_args()
-    if args.report_only:
-        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
-        return
+    args = parser.parse_args(given)
     if not 2 <= args.later < args.tokens:
         raise SystemExit(f"--later {args.later}: give at least 2, and fewer than the {args.tokens} --tokens")
-    require_texts(args.text)
-    source = require_clean(args.allow_dirty)
-    disable_progress_bars()
-    where = model_path(args.model)
-    model, tokenizer = load_model(where)
-    context = model.config.max_position_embeddings
-    if max(args.tokens, args.context + ASKED) > context:
-        raise SystemExit(
-            f"--tokens {args.tokens} --context {args.context}: this model's context has {context}, of which a question "
-            f"takes up to {ASKED}"
-        )
-    texts = args.text or books()
-    found = [p for p in passages(texts, tokenizer, args.tokens) if args.half in (None, p.half)][: args.passages]
-    asked = cases(texts, tokenizer, args.cases, args.context)
-    basis, path, seconds = bases(model, tokenizer, args.runs, source)
-    records = run(model, found, asked, (basis, path), args, source)
-    sources = {
-        f"{kind} {number + 1}": {**source, "date": record["date"], "commit": record["commit"]}
-        for kind in ("passages", "cases")
-        for number, record in enumerate(records[kind])
-    }
-    value = {
-        "provenance": refuse(sources or {"this run": source}, args.allow_dirty),
-        "model": args.name or Path(where).stem,
-        "weights": digest(*model.parameters()),
-        **{"tokens": args.tokens, "later": args.later, "sinks": SINKS, "window": WINDOW},
-        "calibration": {"texts": basis.texts, "tokens": basis.tokens, "seconds": seconds},
-        **records,
-    }
-    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+
+    def measured(source: dict[str, Any]) -> dict[str, Any]:
+        model, tokenizer, name = open_model(args)
+        context = model.config.max_position_embeddings
+        if max(args.tokens, args.context + ASKED) > context:
+            raise SystemExit(
+                f"--tokens {args.tokens} --context {args.context}: this model's context has {context}, of which a "
+                f"question takes up to {ASKED}"
+            )
+        texts = args.text or books()
+        found = [p for p in passages(texts, tokenizer, args.tokens) if args.half in (None, p.half)][: args.passages]
+        asked = cases(texts, tokenizer, args.cases, args.context)
+        basis, path, seconds = bases(model, tokenizer, args.runs, source)
+        records = run(model, found, asked, (basis, path), args, source)
+        sources = {
+            f"{kind} {number + 1}": origin_of(source, record)
+            for kind in ("passages", "cases")
+            for number, record in enumerate(records[kind])
+        }
+        return {
+            "provenance": refuse(sources or {"this run": source}, args.allow_dirty),
+            "model": name,
+            "weights": digest(*model.parameters()),
+            **{"tokens": args.tokens, "later": args.later, "sinks": SINKS, "window": WINDOW},
+            "calibration": {"texts": basis.texts, "tokens": basis.tokens, "seconds": seconds},
+            **records,
+        }
+
+    publish(args, page, measured)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ import numpy as np
 
 from bench.bits_variants import BITS, VARIANTS
 from bench.intervals import DENSE, hidden_words, with_ends
-from bench.report import BLACK, BLUE, GREEN, GREY, ORANGE, Page, small, table
-from grace_opt.sweep import mean_interval, paired_interval
+from bench.report import BLACK, BLUE, GREEN, ORANGE, Page, small, table
+from grace_opt.sweep import mean_interval
 from grace_opt.sweep.bootstrap import RESAMPLES
 
 #: Every row's bits; None for what is no budget of bits.
@@ -26,8 +26,6 @@ ROWS: dict[str, float | None] = {
     "bits-1": 1.0,
     "int4": None,
     "ratio-0.3": None,
-    "shared-2.25": 2.25,
-    "shared-1": 1.0,
     **dict.fromkeys(VARIANTS, BITS),
 }
 TITLES = {
@@ -37,8 +35,6 @@ TITLES = {
     DENSE: "dense",
     **VARIANTS,
 }
-#: What shares of the prompt itself buy: measured on half B only, offline.
-SHARED = ("shared-2.25", "shared-1")
 #: Rows of which answers are asked for, and of which reading a prompt is timed.
 RETRIEVAL, TIMED = ("bits-3", "bits-2"), ("bits-2.25",)
 #: Variants of which answers are asked for as well: those whose choice retrieval has a say in.
@@ -64,7 +60,7 @@ def numbers_of(value: dict[str, Any], name: str, half: str, measure: str, kind: 
 
 def page(value: dict[str, Any]) -> Page:
     """What the page says of the numbers."""
-    names = [name for name in ROWS if name not in (*SHARED, *VARIANTS)]
+    names = [name for name in ROWS if name not in VARIANTS]
     halves = [half for half in (CHOSEN, REPORTED) if numbers_of(value, names[0], half, "kl")]
     told = halves[-1]
     count = len(numbers_of(value, names[0], told, "kl"))
@@ -74,8 +70,9 @@ def page(value: dict[str, Any]) -> Page:
     return Page(
         title="A budget of bits",
         picture="KL divergence from the dense cache's next-token distributions, on a logarithmic scale, by bits per "
-        "element, for both halves of the passages",
-        draw=lambda figure: draw(figure, value),
+        "element, with 95 % intervals",
+        headline=_headline(value, told),
+        draw=lambda figure: draw(figure, value, told),
         asked=f"If every channel of every token of a cache gets its own number of bits, how far do the next-token "
         f"distributions of {value['model']} move from those of a dense cache?",
         found=f"By {_kl(kls['bits-3'])} nats at 3 bits per element of K and V, {_kl(kls['bits-2.25'])} at 2.25 and "
@@ -89,7 +86,6 @@ def page(value: dict[str, Any]) -> Page:
         details=[
             ("What each part is worth", _variants(value, halves)),
             ("By kind of text", _by_kind(value, names, told, kinds)),
-            ("Shares of layers and heads: calibrated, or of the prompt itself", _shares(value)),
             ("Time to compress", _time(value)),
             ("How it is counted", _counted(value)),
         ],
@@ -149,24 +145,6 @@ def _by_kind(value: dict[str, Any], names: Sequence[str], half: str, kinds: Sequ
     return [f"KL, half {half}.", "", *table(["cache", *kinds], rows)]
 
 
-def _shares(value: dict[str, Any]) -> list[str]:
-    if not numbers_of(value, SHARED[0], REPORTED, "kl"):
-        return ["Not measured."]
-    rows = []
-    for name in SHARED:
-        plain = f"bits-{ROWS[name]:g}"
-        own, calibrated = (numbers_of(value, each, REPORTED, "kl") for each in (name, plain))
-        change = with_ends(paired_interval(own, calibrated), "+.5f")
-        rows.append([TITLES[plain], _kl(statistics.fmean(calibrated)), _kl(statistics.fmean(own)), change])
-    return [
-        "Layers are compressed one after the other while the prompt is read, so how many bits each layer and head gets "
-        "is known beforehand, from the calibration. Offline, the same price per bit for all layers and heads of *this* "
-        f"prompt, for K and for V, changes the KL of half {REPORTED} by:",
-        "",
-        *table(["cache", "KL, calibrated shares", "KL, shares of the prompt", "difference"], rows),
-    ]
-
-
 def _time(value: dict[str, Any]) -> list[str]:
     seconds = value["seconds"]
     if not seconds:
@@ -214,31 +192,38 @@ def _bits(value: dict[str, Any], name: str, half: str) -> str:
     return f"{mean(value, name, half, 'bits'):.1f}"
 
 
-def draw(figure: Any, value: dict[str, Any]) -> None:
-    """KL by bits: a line for each half, and the references."""
+def _headline(value: dict[str, Any], half: str) -> str:
+    """What the picture says: `bits=2.25` beside int4, nearer or farther, and the bytes of both."""
+    few, int4 = (
+        {part: mean(value, name, half, part) or 0.0 for part in ("kl", "share")} for name in ("bits-2.25", "int4")
+    )
+    near = few["kl"] <= int4["kl"]
+    times = int4["kl"] / few["kl"] if near else few["kl"] / int4["kl"]
+    return (
+        f"bits=2.25 is {times:.1f} times {'nearer to' if near else 'farther from'} the dense cache than int4, with "
+        f"{few['share']:.0%} of its bytes in place of {int4['share']:.0%}"
+    )
+
+
+def draw(figure: Any, value: dict[str, Any], half: str) -> None:
+    """KL by bits, with 95 % intervals over passages, and the references."""
     axes = figure.subplots()
     budgets = [name for name in ROWS if name.startswith("bits")]
-    looks = {CHOSEN: (GREY, "--", "none"), REPORTED: (BLUE, "-", BLUE)}
-    for half, (colour, style, face) in looks.items():
-        points = [(mean(value, name, half, "bits"), mean(value, name, half, "kl")) for name in budgets]
-        if any(y is None for _, y in points):
-            continue
-        count = len(numbers_of(value, budgets[0], half, "kl"))
-        label = f"bits=, half {half}: {count} passages" + (", on which settings were chosen" if half == CHOSEN else "")
-        axes.plot(*zip(*points, strict=True), style, color=colour, marker="o", markerfacecolor=face, label=label)
-        for name, reference, marker in (("int4", GREEN, "s"), ("ratio-0.3", ORANGE, "D")):
-            x, y = mean(value, name, half, "bits"), mean(value, name, half, "kl")
-            axes.plot([x], [y], marker, color=reference, markerfacecolor="none" if half == CHOSEN else reference)
-            if face != "none":
-                text = TITLES[name].split(":")[0].replace("`", "")
-                axes.annotate(text, (x, y), (7, 0), textcoords="offset points", va="center", fontsize=8, color=BLACK)
+    kinds = ((budgets, "bits=", BLUE, "o-"), (["int4"], "int4", GREEN, "s"), (["ratio-0.3"], "ratio=0.3", ORANGE, "D"))
+    for names, label, colour, style in kinds:
+        bits = [mean(value, name, half, "bits") for name in names]
+        kls = [mean_interval(numbers_of(value, name, half, "kl")) for name in names]
+        y = [one.estimate for one in kls]
+        if kls[0].n > 1:  # a single passage shows no spread
+            ends = [[one.estimate - one.low for one in kls], [one.high - one.estimate for one in kls]]
+            axes.errorbar(bits, y, ends, fmt="none", ecolor=colour, elinewidth=1.2, capsize=3)
+        axes.plot(bits, y, style, color=colour, label=label)
+        axes.annotate(label, (bits[-1], y[-1]), (8, 0), textcoords="offset points", va="center", color=BLACK)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     ticks = (1, 1.5, 2, 3, 4, 5, 8, 16)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_xlim(0.9, 22)
+    axes.set_xlim(0.9, 24)
     axes.minorticks_off()
-    axes.set_xlabel("bits per element of K and V, everything counted")
-    axes.set_ylabel("KL from dense, nats")
-    axes.legend(loc="upper right", fontsize=8)
-    axes.set_title(f"{value['model']}, prompts of {value['tokens'] - value['later']:,} tokens")
+    axes.set_xlabel(f"bits per element of K and V of {value['model']}, everything counted")
+    axes.set_ylabel("next-token KL from dense, nats")

@@ -11,7 +11,6 @@ Writes docs/results/calibration_cost.{json,md,png}. If they are missing, models 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -26,18 +25,15 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
 from bench.bits import NEVER
-from bench.caches import SINKS, WINDOW
-from bench.material import MODELS, books, model_path, require_texts
+from bench.caches import SINKS, WINDOW, Continuation
+from bench.material import MODELS, books, model_path
 from bench.passages import passages
-from bench.provenance import refuse, require_clean
-from bench.real_model import digest
-from bench.report import BLUE, GREEN, ORANGE, Page, add_options, read_results, table, write_results
+from bench.provenance import digest
+from bench.report import BLUE, GREEN, ORANGE, Page, parser_of, publish, table
 from grace_opt._util.progress import progress_bar
-from grace_opt.hf import CompressedCache, attention_implementation, capture_attention
-from grace_opt.hf.bases import calibrate
+from grace_opt.hf import attention_implementation, calibrate
+from grace_opt.hf.bases import calibrate as calibration
 from grace_opt.hf.models import disable_progress_bars, load_model
-from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs
-from grace_opt.hf.tools.filling import dense_cache, filled
 
 BITS = 2.25
 
@@ -58,7 +54,7 @@ VARIANTS = {
     "the same, without gaps": Variant(1024, 64, gaps=False),
     "512 tokens, 64 with gradients": Variant(512, 64),
 }
-DEFAULT = next(name for name, each in VARIANTS.items() if each == Variant(calibrate.TOKENS, calibrate.LATER))
+DEFAULT = next(name for name, each in VARIANTS.items() if each == Variant(calibration.TOKENS, calibration.LATER))
 
 
 def measure(model: PreTrainedModel, tokenizer: Any, texts: Sequence[Path], tokens: int, later: int) -> dict[str, Any]:
@@ -82,24 +78,20 @@ def measure(model: PreTrainedModel, tokenizer: Any, texts: Sequence[Path], token
             changes: dict[str, Any] = {"LATER": each.later}
             if not each.gaps:
                 changes["places"] = lambda *_: None
-            with mock.patch.multiple(calibrate, **changes):
+            with mock.patch.multiple(calibration, **changes):
                 began = time.process_time()
                 basis = calibrate.basis(model, tokenizer, tokens=each.tokens)
                 seconds = time.process_time() - began
             row = rows.setdefault(name, {"seconds": seconds, "tokens": basis.tokens, "kl": []})
             row["seconds"] = min(row["seconds"], seconds)
             basis.save(Path(folder) / f"{list(VARIANTS).index(name)}.safetensors")
-        with torch.no_grad(), attention_implementation(model, "grace_sdpa"):
+        windows = {"recent_window": WINDOW, "sink_tokens": SINKS, "tail_block": NEVER}
+        with attention_implementation(model, "grace_sdpa"):
             for done, passage in enumerate(found, 2 * len(VARIANTS)):
                 show("passages", done)
-                ids, fed = passage.ids[:, :-later], passage.ids[:, -later:]
-                captured = capture_attention(model, ids)
-                dense = next_token_log_probs(model, dense_cache(model, captured), fed)
+                text = Continuation(model, passage.ids, tokens - later)
                 for number, row in enumerate(rows.values()):
-                    windows = {"recent_window": WINDOW, "sink_tokens": SINKS, "tail_block": NEVER}
-                    cache = CompressedCache(model, bits=BITS, basis=f"{folder}/{number}.safetensors", **windows)
-                    answers = next_token_log_probs(model, filled(cache, captured), fed)
-                    row["kl"].append(compare_predictions(answers, dense, fed[0, 1:]).kl)
+                    row["kl"].append(text.kl(bits=BITS, basis=f"{folder}/{number}.safetensors", **windows))
     return {"weights": digest(*model.parameters()), "passages": [each.name for each in found], "rows": rows}
 
 
@@ -133,6 +125,8 @@ def page(value: dict[str, Any]) -> Page:
         title="What a calibration takes",
         picture="KL at 2.25 bits by the processor's seconds of a calibration, both as multiples of those of the most "
         "thorough one, a line for each model",
+        headline=f"The default calibration (circled) takes {_span(seconds)} of the most thorough one's time, for "
+        f"{_span(kl)} times its KL",
         draw=lambda figure: _draw(figure, by_model),
         asked="A basis for `bits=` is calibrated once per model. How few tokens do?",
         found=f"1,024 tokens of each text, 64 with gradients, take {_span(seconds)} of the time of 2,048 with 512, for "
@@ -170,46 +164,34 @@ def _draw(figure: Figure, by_model: Mapping[str, Mapping[str, tuple[float, float
         axes.plot(*every["the same, without gaps"], "x", color=colour, label=f"{model}, without gaps")
         axes.plot(*every[DEFAULT], "o", color=colour, markersize=11, markerfacecolor="none")
     axes.axhline(1, color="0.6", linewidth=0.8)
-    axes.set_title("Half the tokens, spread over as many positions, are nearly as good (circled: the default)")
     axes.set_xlabel("CPU seconds, as a share of the most thorough calibration's")
     axes.set_ylabel("KL at 2.25 bits, as a multiple")
     axes.legend(fontsize=7)
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.calibration_cost",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("calibration_cost", __doc__)
     parser.add_argument(
         "--model", nargs="+", default=list(MODELS), help="Hub ids, folders or .gguf files (default: three)"
     )
     parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: four, fetched)")
     parser.add_argument("--tokens", type=int, default=2048, help="of a passage (default %(default)s)")
     parser.add_argument("--later", type=int, default=256, help="of these, fed after the prompt (default %(default)s)")
-    add_options(parser, "calibration_cost")
     args = parser.parse_args(given)
-    if args.report_only:
-        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
-        return
     if not 2 <= args.later < args.tokens:
         raise SystemExit(f"--later {args.later}: give at least 2, and fewer than the {args.tokens} --tokens")
-    require_texts(args.text)
-    source = require_clean(args.allow_dirty)
-    disable_progress_bars()
-    torch.set_num_threads(1)
-    found = {}
-    for name in args.model:
-        label = name if name in MODELS else Path(name).stem
-        found[label] = measure(*load_model(model_path(name)), args.text or books(), args.tokens, args.later)
-    value = {
-        "provenance": refuse({"this run": source}, args.allow_dirty),
-        "models": found,
-        "count": len(next(iter(found.values()))["passages"]),
-        **{"tokens": args.tokens, "later": args.later},
-    }
-    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+
+    def measured(source: dict[str, Any]) -> dict[str, Any]:
+        disable_progress_bars()
+        torch.set_num_threads(1)
+        found = {}
+        for name in args.model:
+            label = name if name in MODELS else Path(name).stem
+            found[label] = measure(*load_model(model_path(name)), args.text or books(), args.tokens, args.later)
+        count = len(next(iter(found.values()))["passages"])
+        return {"models": found, "count": count, "tokens": args.tokens, "later": args.later}
+
+    publish(args, page, measured)
 
 
 if __name__ == "__main__":

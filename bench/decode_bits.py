@@ -16,7 +16,6 @@ they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and the texts are 
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import os
@@ -45,8 +44,7 @@ from bench.efficiency.measure import peak
 from bench.efficiency.methods import int4, missing
 from bench.growth import of_texts
 from bench.machine import MODELS, Model, copy_bandwidth
-from bench.material import MODEL, books, model_path, require_texts
-from bench.provenance import require_clean
+from bench.material import books, open_model
 from bench.report import (
     BLACK,
     BLUE,
@@ -56,15 +54,14 @@ from bench.report import (
     PINK,
     SKY,
     Page,
-    add_options,
+    parser_of,
+    publish,
     read_results,
     table,
-    write_results,
 )
 from bench.wheel import KINDS
 from grace_opt.hf import CapturedAttention, CompressedCache, Quantize, attention_implementation, capture_attention
 from grace_opt.hf.bases.basis import Basis
-from grace_opt.hf.models import disable_progress_bars, load_model
 from grace_opt.hf.stores.coded.in_place import attention_in_place
 from grace_opt.hf.tools.filling import dense_cache, filled
 from grace_opt.kernels._shared.lanes import FEATURES
@@ -337,6 +334,8 @@ def page(value: dict[str, Any]) -> Page:
     return Page(
         title="Steps on 2.25 bits",
         picture="Bars: time of a whole decoding step as a share of the dense cache's, by cache, after two passages",
+        headline=f"With bits={BITS:g}, a step takes {ratio(steps[0]['ms'], OURS, DENSE):.2f} of the dense cache's time "
+        f"after {steps[0]['tokens']:,} tokens, {ratio(last['ms'], OURS, DENSE):.2f} after {last['tokens']:,}",
         draw=lambda figure: _draw(figure, steps),
         asked=f"How long does a decoding step take on a cache with `bits={BITS:g}`, read where it lies, on "
         f"{value['model']} and a CPU?",
@@ -421,62 +420,46 @@ def _draw(figure: Figure, steps: Sequence[Mapping[str, Any]]) -> None:
             x = number * (len(names) + 1) + place
             share = ratio(cell["ms"], name, DENSE)
             axes.bar(x, share, color=COLOURS[name], label=name if not number else None)
-            axes.text(x, share, f"{share:.2f}", ha="center", va="bottom", fontsize=8)
+            white = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+            axes.text(x, share + 0.02, f"{share:.2f}", ha="center", va="bottom", fontsize=8, bbox=white)
     middle = (len(names) - 1) / 2
     axes.set_xticks(
         [number * (len(names) + 1) + middle for number in range(len(steps))],
         [f"{cell['tokens']:,} tokens" for cell in steps],
     )
-    axes.axhline(1, color=BLACK, linewidth=0.8)
+    axes.axhline(1, color=BLACK, linewidth=0.8, zorder=0.5)  # behind the bars and their numbers
     axes.set_ylabel("time of a step / dense")
     axes.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.decode_bits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
-    parser.add_argument("--name", help="what to call the model in the results (default: the last part of --model)")
-    parser.add_argument("--text", type=Path, nargs="+", help="a book as plain text (default: the first of four)")
+    parser = parser_of("decode_bits", __doc__, model=True)
     parser.add_argument("--rounds", type=int, default=25, help="steps per cache (default %(default)s)")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "decode_bits", help="folder of the basis")
-    add_options(parser, "decode_bits")
     args = parser.parse_args(given)
-    if args.report_only:
-        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
-        return
-    require_texts(args.text)
-    reason = missing("grace+int4-kv")
-    if reason is not None:
-        raise SystemExit(reason)
-    source = require_clean(args.allow_dirty)
-    disable_progress_bars()
-    where = model_path(args.model)
-    model, tokenizer = load_model(where)
-    ((_, ids),) = of_texts((args.text or books())[:1], tokenizer, max(PASSAGES) + STEPS * (args.rounds + 1))
-    file = args.runs / "basis.safetensors"
-    calibrated(model, tokenizer, file, source)
-    copied = copy_bandwidth("cpu")
-    layers = [one_layer(tokens, args.rounds) for tokens in LAYER]
-    steps = [whole_steps(model, ids, tokens, file, args.rounds) for tokens in PASSAGES]
-    config = model.config
-    width = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    value = {
-        "provenance": {**source, "command": "python -m bench.decode_bits"},
-        "model": args.name or Path(args.model).name,
-        "rounds": args.rounds,
-        "turn": STEPS,
-        "threads": torch.get_num_threads(),
-        "copy_bandwidth": copied,
-        "layers": layers,
-        "with_less": with_less(LAYER[-1], args.rounds),
-        "steps": steps,
-        "dense_bytes": {str(tokens): width * tokens for tokens in PASSAGES},
-        "peak": reading(model, ids, file),
-        "elsewhere": elsewhere(args.out, source["cpu"]),
-    }
-    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+
+    def measured(source: dict[str, Any]) -> dict[str, Any]:
+        reason = missing("grace+int4-kv")
+        if reason is not None:
+            raise SystemExit(reason)
+        model, tokenizer, name = open_model(args)
+        ((_, ids),) = of_texts((args.text or books())[:1], tokenizer, max(PASSAGES) + STEPS * (args.rounds + 1))
+        file = args.runs / "basis.safetensors"
+        calibrated(model, tokenizer, file, source)
+        copied = copy_bandwidth("cpu")
+        layers = [one_layer(tokens, args.rounds) for tokens in LAYER]
+        steps = [whole_steps(model, ids, tokens, file, args.rounds) for tokens in PASSAGES]
+        config = model.config
+        width = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+        return {
+            **{"model": name, "rounds": args.rounds, "turn": STEPS, "threads": torch.get_num_threads()},
+            **{"copy_bandwidth": copied, "layers": layers, "with_less": with_less(LAYER[-1], args.rounds)},
+            "steps": steps,
+            "dense_bytes": {str(tokens): width * tokens for tokens in PASSAGES},
+            "peak": reading(model, ids, file),
+            "elsewhere": elsewhere(args.out, source["cpu"]),
+        }
+
+    publish(args, page, measured)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ docs/results/decode_gpu.{json,md,png}. It needs a CUDA device and Triton, and ta
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 import warnings
@@ -33,8 +32,7 @@ from bench.caches import WINDOW as RECENT
 from bench.decode_bits import BITS, CODED, ONE_BY_ONE, OURS
 from bench.efficiency.subject import random_weights
 from bench.machine import MODELS, copy_bandwidth
-from bench.provenance import require_clean
-from bench.report import BLACK, BLUE, SKY, Page, add_options, read_results, table, write_results
+from bench.report import BLACK, BLUE, SKY, Page, parser_of, publish, table
 from grace_opt.hf import CapturedAttention, CompressedCache, attention_implementation
 from grace_opt.hf.bases.basis import Basis
 from grace_opt.hf.stores.coded.in_place import attention_in_place
@@ -253,6 +251,8 @@ def page(value: dict[str, Any]) -> Page:
     return Page(
         title="Decoding from 2.25 bits on a GPU",
         picture="Bars: time of attention over codes divided by that of the fastest dense one, by tokens and prompts",
+        headline=f"On a GPU, attention over codes takes {last[3]} times as long as the fastest dense one with "
+        f"{last[0]} tokens, a whole step with {steps[-1][0]} {steps[-1][3]} times",
         draw=lambda figure: _draw(figure, [*rows, *([f"whole step,\n{row[0]}", *row[1:]] for row in steps)]),
         asked=f"How long does attention take on a GPU with `bits={BITS:g}`, whose codes are read where they lie, "
         "beside dense attention?",
@@ -306,34 +306,23 @@ def _draw(figure: Figure, rows: Sequence[Sequence[str]]) -> None:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.decode_gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("decode_gpu", __doc__)
     parser.add_argument("--rounds", type=int, default=20, help="of each measurement (default %(default)s)")
-    add_options(parser, "decode_gpu")
     args = parser.parse_args(given)
-    if args.report_only:
-        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
-        return
-    if not torch.cuda.is_available():
+    if not (args.report_only or torch.cuda.is_available()):
         raise SystemExit("bench.decode_gpu: torch sees no CUDA device; bench.decode_bits measures on a CPU")
-    source = require_clean(args.allow_dirty)
-    copied = copy_bandwidth("cuda")
-    layers = []
-    for tokens, prompts in LAYERS:
-        layers.append(one_layer(tokens, prompts, args.rounds))
-        torch.cuda.empty_cache()
-    model = random_weights("llama3-8b", None, "cuda", "bfloat16").model
-    steps = [whole_steps(model, tokens, prompts, args.rounds) for tokens, prompts in STEPS]
-    value = {
-        "provenance": {**source, "command": "python -m bench.decode_gpu"},
-        "device": torch.cuda.get_device_name(),
-        "rounds": args.rounds,
-        "copy_bandwidth": copied,
-        "layers": layers,
-        "steps": steps,
-    }
-    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+
+    def measured(source: dict[str, Any]) -> dict[str, Any]:
+        copied, layers = copy_bandwidth("cuda"), []
+        for tokens, prompts in LAYERS:
+            layers.append(one_layer(tokens, prompts, args.rounds))
+            torch.cuda.empty_cache()
+        model = random_weights("llama3-8b", None, "cuda", "bfloat16").model
+        steps = [whole_steps(model, tokens, prompts, args.rounds) for tokens, prompts in STEPS]
+        about = {"device": torch.cuda.get_device_name(), "rounds": args.rounds, "copy_bandwidth": copied}
+        return {**about, "layers": layers, "steps": steps}
+
+    publish(args, page, measured)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from bench.intervals import with_ends
-from bench.passage_runs import kl_by_share
 from bench.report import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, Page, table
 from grace_opt.sweep import mean_interval, paired_interval
 
@@ -16,9 +18,6 @@ OURS, FAST = "GraphEviction", "GraphEviction, fast"
 H2O_LAST, H2O_ALL = "H2O, last 32 queries", "H2O, all queries"
 _LOOKS = {OURS: (BLUE, "-"), FAST: (BLUE, "--"), "SnapKV": (ORANGE, "-"), "PyramidKV": (PINK, "-")}
 _LOOKS |= {H2O_LAST: (GREEN, "-"), H2O_ALL: (SKY, "-"), "StreamingLLM": (GREY, "-")}
-
-#: f below this share of the outputs is rounding.
-NOTHING = 1e-9
 
 
 def page(value: dict[str, Any]) -> Page:
@@ -47,6 +46,7 @@ def page(value: dict[str, Any]) -> Page:
         title="Which tokens to keep",
         picture="KL divergence from the dense cache's next-token distributions by share of tokens kept, both on "
         "logarithmic scales, for every eviction",
+        headline=f"GraphEviction has {times} times the KL of the best other, with {kept} of the tokens kept",
         draw=lambda figure: _draw(figure, kl, shares),
         asked=f"How close to the dense cache do the evictions stay on {value['model']}, at equal numbers of tokens?",
         found=f"With {kept} of {value['prompt']:,} tokens kept, `{OURS}` has {times} times the KL divergence of "
@@ -66,7 +66,6 @@ def page(value: dict[str, Any]) -> Page:
             *table(["eviction", "kept", "best other", "KL, ratio to it", "passages where lower"], against, words=3),
         ],
         details=[
-            ("Greedy's choice and certified bounds", _bounds(value)),
             (
                 "How it is measured",
                 [
@@ -81,31 +80,6 @@ def page(value: dict[str, Any]) -> Page:
             ),
         ],
     )
-
-
-def _bounds(value: dict[str, Any]) -> list[str]:
-    rows, shares = [], sorted({one["share"] for one in value["bounds"]}, reverse=True)
-    for share in shares:
-        some = [one for one in value["bounds"] if one["share"] == share]
-        total = {
-            name: statistics.fmean(one[name] for one in some) for name in ("greedy", "blocks", "diagonal", "bound")
-        }
-        rows.append(
-            [
-                f"{share:.0%}",
-                *(f"{total[name]:.4f}" for name in ("diagonal", "blocks", "greedy", "bound")),
-                f"{1 - total['bound'] / total['greedy']:.1%}" if total["greedy"] > NOTHING else "–",
-            ]
-        )
-    heads = len({one["layer"] for one in value["bounds"]})
-    return [
-        f"The first head of {heads} layers, a prompt of {value['short']} tokens, W formed. f is the change of the "
-        "observed outputs to first order, as a share of their squares, mean over heads: of the smallest diagonal "
-        "entries, of the greedy order in blocks, of the greedy order one by one (`mies`), and a lower bound that no "
-        "choice can beat.",
-        "",
-        *table(["kept", "f, diagonal", "f, greedy in blocks", "f, greedy", "bound", "greedy's gap, at most"], rows),
-    ]
 
 
 def _draw(figure: Figure, kl: dict[str, dict[str, list[float]]], shares: list[str]) -> None:
@@ -147,6 +121,8 @@ def budgets_page(value: dict[str, Any]) -> Page:
         title="Which layers and heads keep more tokens",
         picture="Left: KL divergence by share of tokens kept, with equal and with divided budgets; right: the share "
         "that each layer keeps, with a dot for each of its heads",
+        headline=f"Divided budgets leave {times[OURS]} times the KL of equal ones, in the same bytes (GraphEviction, "
+        f"{kept} kept)",
         draw=lambda figure: _draw_budgets(figure, value, equal, heads, shares),
         asked=f"What does it help, on {value['model']}, to let some layers and heads keep more of a prompt's tokens "
         "than others?",
@@ -199,8 +175,22 @@ def _draw_budgets(figure: Figure, value: dict[str, Any], equal: Any, heads: Any,
         bars.step(range(len(kept)), [statistics.fmean(row) for row in kept], where="mid", color=colour, label=label)
         for head in zip(*kept, strict=True):
             bars.plot(range(len(kept)), head, ".", color=colour, markersize=4)
-    bars.set_ylim(0, 1.02)
+    bars.set_ylim(0, 1.4)  # room for the legend
+    bars.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     bars.yaxis.set_major_formatter(lambda place, _: f"{place:.0%}")
     bars.set_xlabel("layer")
     bars.set_ylabel("tokens kept")
     bars.legend()
+
+
+def kl_by_share(axes: Axes, places: Sequence[float], label: str) -> None:
+    """Make the axes of a picture of KL divergences by shares kept, both on logarithmic scales."""
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(places, [f"{place:.0%}" for place in places])
+    axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel(label)
+    axes.set_ylabel("KL, nats")
+    axes.legend()

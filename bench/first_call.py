@@ -2,15 +2,13 @@
 
 ``python -m bench.first_call`` writes docs/results/first_call.{json,md,png}. Each case is a process of its own that
 starts with an empty folder for compiled loops (Python's own compiled files are there), and a second one that finds what
-the first has left. Processes of this version take turns with those of an older commit (``--before``; ``--before ''``
-measures this one alone), which ``git archive`` extracts into a temporary folder, and with those of a wheel of this one
-(`bench.wheel`), which brings machine code; ``--no-wheel`` leaves it out. Seconds are counted from the start of the
-process, imports included, except where the case says otherwise.
+the first has left. Processes of the checkout take turns with those of a wheel of it (`bench.wheel`), which brings
+machine code; ``--no-wheel`` leaves it out. Seconds are counted from the start of the process, imports included, except
+where the case says otherwise.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
@@ -28,12 +26,9 @@ from typing import Any
 from rich.progress import track
 
 from bench import wheel
-from bench.provenance import require_clean
-from bench.report import BLUE, GREEN, ORANGE, Page, add_options, bars, read_results, table, write_results
+from bench.report import BLUE, GREEN, Page, bars, parser_of, publish, table
 
 ROOT = Path(__file__).resolve().parent.parent
-#: The last commit that compiled everything at once.
-BEFORE = "4364e2a"
 #: What a child prints to have the time taken.
 MARK = "first_call:"
 FIRST, BLOCK, LIMITED, STEP, PACKED, CODED, LATER = (
@@ -46,9 +41,9 @@ FIRST, BLOCK, LIMITED, STEP, PACKED, CODED, LATER = (
     "a later decoding step on codes, `bits=3`, 1,000 tokens, alone",
 )
 CASES = FIRST, BLOCK, LIMITED, STEP, PACKED, CODED, LATER
-#: What is measured: an older commit, this one as it is checked out, and as it is installed from a wheel.
-WAS, NOW, WHEEL = "before", "now", "wheel"
-COLOURS = {WAS: ORANGE, NOW: BLUE, WHEEL: GREEN}
+#: What is measured: this commit as it is checked out, and as it is installed from a wheel.
+NOW, WHEEL = "now", "wheel"
+COLOURS = {NOW: BLUE, WHEEL: GREEN}
 _LIMITED = f"""
 import grace_opt
 from grace_opt.instances import generators
@@ -141,24 +136,21 @@ def run(code: str, library: Path, folder: Path) -> dict[str, float]:
 
 
 @contextmanager
-def libraries(before: str, with_wheel: bool) -> Iterator[dict[str, Path]]:
+def libraries(with_wheel: bool) -> Iterator[dict[str, Path]]:
     """Yield the folders of what is measured, by name."""
     with tempfile.TemporaryDirectory() as folder:
-        found = {WAS: Path(folder, WAS), NOW: ROOT, WHEEL: Path(folder, WHEEL)}
-        if before:
-            found[WAS].mkdir()
-            archive = subprocess.run(["git", "archive", before], cwd=ROOT, check=True, capture_output=True).stdout
-            subprocess.run(["tar", "-x", "-C", found[WAS]], input=archive, check=True)
+        found = {NOW: ROOT}
         if with_wheel:
+            found[WHEEL] = Path(folder, WHEEL)
             with zipfile.ZipFile(wheel.build(Path(folder))) as packed:
                 packed.extractall(found[WHEEL])
-        yield {name: place for name, place in found.items() if place.exists()}
+        yield found
 
 
-def measure(rounds: int, before: str, with_wheel: bool) -> dict[str, dict[str, list[float]]]:
+def measure(rounds: int, with_wheel: bool) -> dict[str, dict[str, list[float]]]:
     """Return the seconds of each round, by case and by library and folder, as in ``now, empty``."""
     found: dict[str, dict[str, list[float]]] = {case: {} for case in CASES}
-    with libraries(before, with_wheel) as measured:
+    with libraries(with_wheel) as measured:
         codes = children()
         for turn in track(range(-1, rounds), description="rounds"):  # the first writes Python's own compiled files
             for code in codes:
@@ -176,18 +168,12 @@ def measure(rounds: int, before: str, with_wheel: bool) -> dict[str, dict[str, l
 
 def page(value: dict[str, Any]) -> Page:
     """Return what docs/results/first_call.md says of the numbers."""
-    rows, before, load = value["seconds"], value["before"], value["load"]
+    rows, load = value["seconds"], value["load"]
     middle = {case: {name: statistics.median(each) for name, each in found.items()} for case, found in rows.items()}
     block, step, packed, coded = (middle[case]["now, empty"] for case in (BLOCK, STEP, PACKED, CODED))
-    alike = [one for case, one in middle.items() if case not in (CODED, LATER)]  # whose steps were not on codes before
-    slower = max(one["now, kept"] / one["before, kept"] for one in alike) if before else None
     columns = [
         f"{name}, {state}" for state in ("empty", "kept") for name in COLOURS if f"{name}, {state}" in middle[BLOCK]
     ]
-    earlier = ""
-    if before:
-        was = [middle[case]["before, empty"] for case in (BLOCK, STEP)]
-        earlier = f", where it took {was[0]:.1f} and {was[1]:.1f} before"
     busy = f"; the machine was busy (load {load:.0f}), so these numbers are too high" if (load or 0) > 2 else ""
     precompiled = ""
     if "wheel, empty" in columns:
@@ -197,15 +183,15 @@ def page(value: dict[str, Any]) -> Page:
             f"{middle[LIMITED]['now, empty']:.2f}), a first decoding step {others[0]}, a first prompt in codes "
             f"{others[1]} and a first step on them {others[2]}."
         )
-    compared = "" if slower is None else f" Once compiled, no other case is over {slower:.2f} times what it was before."
     return Page(
         title="The first call",
         picture="Bars: seconds of each case where nothing is compiled yet, as checked out and from a wheel",
+        headline=f"With nothing compiled, the README's first block takes {block:.1f} s"
+        + (f", and {middle[BLOCK]['wheel, empty']:.1f} s from a wheel" if "wheel, empty" in columns else ""),
         draw=lambda figure: draw(figure, middle),
         asked="How long does the first call take on a machine where no loop is compiled yet?",
-        found=f"The README's first block takes {block:.1f} s, and a first decoding step {step:.1f} s"
-        f"{earlier}; a first prompt in codes {packed:.1f} s and a first step on them {coded:.1f}."
-        f"{precompiled}{compared}",
+        found=f"The README's first block takes {block:.1f} s, and a first decoding step {step:.1f} s; a "
+        f"first prompt in codes {packed:.1f} s and a first step on them {coded:.1f}.{precompiled}",
         sure=f"These are medians of {value['rounds']} rounds, all processes taking turns{busy}.",
         tables=[
             "Seconds, and the least and the most of all rounds. *Empty*: a folder without compiled loops; *kept*: the "
@@ -229,8 +215,7 @@ def page(value: dict[str, Any]) -> Page:
             (
                 "How it is counted",
                 [
-                    "From the start of the process, imports included; *alone*: without reading the prompt. "
-                    + (f"*Before* is commit {before}, whose steps made codes dense." if before else ""),
+                    "From the start of the process, imports included; *alone*: without reading the prompt.",
                 ],
             )
         ],
@@ -255,20 +240,17 @@ def draw(figure: Any, middle: dict[str, dict[str, float]]) -> None:
 
 def main(given: list[str] | None = None) -> None:
     """Measure, or form the page again."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("first_call", __doc__)
     parser.add_argument("--rounds", type=int, default=3, help="turns of each case (default %(default)s)")
-    parser.add_argument("--before", default=BEFORE, help="commit to compare with (default %(default)s); '' for none")
     parser.add_argument("--no-wheel", action="store_true", help="build and measure no wheel")
-    add_options(parser, "first_call")
     args = parser.parse_args(given)
-    if args.report_only:
-        value = read_results(args.out)
-    else:
-        source = require_clean(args.allow_dirty)
+
+    def measured(source: dict[str, Any]) -> dict[str, Any]:
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-        value = {"provenance": source, "rounds": args.rounds, "before": args.before, "load": load}
-        value["seconds"] = measure(args.rounds, args.before, not args.no_wheel)
-    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty, measured=not args.report_only))
+        seconds = measure(args.rounds, not args.no_wheel)
+        return {"rounds": args.rounds, "load": load, "seconds": seconds}
+
+    publish(args, page, measured)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,8 @@ downloaded (`bench.material`).
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +29,12 @@ from transformers.cache_utils import DynamicCache
 from bench.bits import REFERENCES
 from bench.caches import SINKS, calibrated
 from bench.caches import WINDOW as RECENT
-from bench.material import MODEL, books, model_path, require_texts
-from bench.provenance import is_clean, refuse, require_clean, write_json
-from bench.real_model import digest, read_record, read_text
-from bench.report import BLACK, BLUE, GREEN, ORANGE, Page, add_options, read_results, table, write_results
+from bench.material import books, open_model, read_text
+from bench.provenance import digest, origin_of, recorded, refuse
+from bench.report import BLACK, BLUE, GREEN, ORANGE, Page, parser_of, publish, table
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import CompressedCache, attention_implementation
-from grace_opt.hf.models import disable_progress_bars, load_model
 
-ROOT = Path(__file__).parent.parent
 #: Bits that are asked for, number of tokens of a prompt that is continued, of those fed in one step, and of those of
 #: which a mean is reported.
 BITS, PROMPT, STEP, WINDOW = 2.25, 1024, 32, 256
@@ -155,6 +150,7 @@ def page(value: dict[str, Any]) -> Page:
         title="A long generation",
         picture="KL divergence from the dense cache's next-token distributions by tokens after the prompt, on a "
         "logarithmic scale: as generated, of coding alone, int4, and with all tokens as the prompt",
+        headline=f"{count * WINDOW:,} tokens later, bits={BITS:g} has a KL of {last:.4f}, int4 one of {int4:.4f}",
         draw=lambda figure: _draw(figure, value),
         asked=f"What becomes of `bits={BITS:g}` while {count * WINDOW:,} tokens come after a prompt of "
         f"{value['prompt']:,}, on {value['model']}?",
@@ -214,7 +210,7 @@ def _draw(figure: Figure, value: dict[str, Any]) -> None:
     axes.set_yscale("log")
     axes.set_xlabel(f"tokens after a prompt of {value['prompt']:,}")
     axes.set_ylabel(f"KL, nats (means of {WINDOW})")
-    axes.legend()
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
 
 
 def of_texts(paths: Sequence[Path], tokenizer: Any, tokens: int) -> list[tuple[str, Tensor]]:
@@ -231,56 +227,43 @@ def of_texts(paths: Sequence[Path], tokenizer: Any, tokens: int) -> list[tuple[s
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.growth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
-    parser.add_argument("--name", help="what to call the model in the results (default: the last part of --model)")
-    parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: the first two of four)")
+    parser = parser_of("growth", __doc__, model=True)
     parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens of the prompt (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens after it (default %(default)s)")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "growth", help="folder of the records")
-    add_options(parser, "growth")
     args = parser.parse_args(given)
-    if args.report_only:
-        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
-        return
     if args.tokens < WINDOW or args.tokens % WINDOW:
         raise SystemExit(f"--tokens {args.tokens}: give a multiple of {WINDOW}")
-    require_texts(args.text)
-    source = require_clean(args.allow_dirty)
-    disable_progress_bars()
-    where = model_path(args.model)
-    model, tokenizer = load_model(where)
-    context = model.config.max_position_embeddings
-    if not 0 < args.prompt <= context - args.tokens:
-        raise SystemExit(f"--prompt {args.prompt} --tokens {args.tokens}: this model's context has {context}")
-    texts = of_texts(args.text or books()[:2], tokenizer, args.prompt + args.tokens)
-    file = args.runs / "basis.safetensors"
-    basis, _ = calibrated(model, tokenizer, file, source)
-    settings = {"bits": BITS, "recent_window": RECENT, "sink_tokens": SINKS}
-    weights = digest(*model.parameters())
-    common = {"commit": source["commit"], "weights": weights, "basis": digest(*basis.key_rates.values()), **settings}
-    found, sources = [], {}
-    with attention_implementation(model, "grace_sdpa"), progress_bar(None, RUNS * len(texts)) as show:
-        for number, (name, ids) in enumerate(texts):
-            done = iter(range(RUNS * number + 1, RUNS * len(texts) + 1))
-            about = json.loads(json.dumps({**common, "ids": digest(ids), "prompt": args.prompt}))
-            path = args.runs / f"text_{number}.json"
-            record = read_record(path, about) if is_clean(source) else None
-            if record is None:
-                rows = measure_growth(
-                    model, ids, {**settings, "basis": file}, args.prompt, lambda n=name, d=done: show(n, next(d))
-                )
-                record = {"settings": about, "date": source["date"], "commit": source["commit"], "rows": rows}
-                write_json(path, record)
-            found.append({"name": name, **record["rows"]})
-            sources[name] = {**source, "date": record["date"], "commit": record["commit"]}
-    value = {
-        "provenance": refuse(sources, args.allow_dirty),
-        **{"model": args.name or Path(where).stem, "weights": weights, "prompt": args.prompt, "texts": found},
-    }
-    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+
+    def measured(source: dict[str, Any]) -> dict[str, Any]:
+        model, tokenizer, label = open_model(args)
+        context = model.config.max_position_embeddings
+        if not 0 < args.prompt <= context - args.tokens:
+            raise SystemExit(f"--prompt {args.prompt} --tokens {args.tokens}: this model's context has {context}")
+        texts = of_texts(args.text or books()[:2], tokenizer, args.prompt + args.tokens)
+        file = args.runs / "basis.safetensors"
+        basis, _ = calibrated(model, tokenizer, file, source)
+        settings = {"bits": BITS, "recent_window": RECENT, "sink_tokens": SINKS}
+        weights = digest(*model.parameters())
+        common = {"weights": weights, "basis": digest(*basis.key_rates.values()), **settings, "prompt": args.prompt}
+        found, sources = [], {}
+        with attention_implementation(model, "grace_sdpa"), progress_bar(None, RUNS * len(texts)) as show:
+            for number, (name, ids) in enumerate(texts):
+                done = iter(range(RUNS * number + 1, RUNS * len(texts) + 1))
+
+                def grown(ids: Tensor = ids, name: str = name, done: Iterator[int] = done) -> dict[str, Any]:
+                    own = {**settings, "basis": file}
+                    rows = measure_growth(model, ids, own, args.prompt, lambda: show(name, next(done)))
+                    return {"rows": rows}
+
+                record = recorded(args.runs / f"text_{number}.json", {**common, "ids": digest(ids)}, source, grown)
+                found.append({"name": name, **record["rows"]})
+                sources[name] = origin_of(source, record)
+        return {
+            "provenance": refuse(sources, args.allow_dirty),
+            **{"model": label, "weights": weights, "prompt": args.prompt, "texts": found},
+        }
+
+    publish(args, page, measured)
 
 
 if __name__ == "__main__":

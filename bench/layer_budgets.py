@@ -16,22 +16,20 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from bench.caches import Continuation
 from bench.evictions import RECENT, SHARES
 from bench.evictions_page import FAST, H2O_ALL, OURS
 from bench.evictions_page import budgets_page as page
-from bench.material import books, model_path, require_texts
-from bench.passage_runs import measure_passages, passage_options
-from bench.passages import later_passages
-from bench.provenance import is_clean, refuse, require_clean, write_json
-from bench.real_model import digest, read_record
-from bench.report import read_results, write_results
+from bench.material import books, open_model
+from bench.passages import later_passages, measure_passages, passage_parser
+from bench.provenance import digest, origin_of, recorded, refuse
+from bench.report import publish
 from grace_opt.hf import (
     H2O,
     CompressedCache,
@@ -44,8 +42,6 @@ from grace_opt.hf import (
     capture_attention,
 )
 from grace_opt.hf.evict.token_budget import Budget
-from grace_opt.hf.models import disable_progress_bars, load_model
-from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs
 from grace_opt.hf.tools.filling import dense_cache, filled
 
 #: Share of the tokens that is kept where steps are timed, and the number of steps.
@@ -59,25 +55,19 @@ EVICTIONS: Mapping[str, Callable[[float], Budget]] = {
 }
 
 
-@torch.no_grad()
 def measure(model: PreTrainedModel, ids: Tensor, prompt: int, losses: LayerLosses) -> dict[str, dict[str, list[float]]]:
     """Return the KL divergences of each eviction at each share, in nats per token.
 
     With equal budgets, with those of layers, and with those of heads.
     """
-    captured, following = capture_attention(model, ids[:, :prompt]), ids[:, prompt:]
-    dense = next_token_log_probs(model, dense_cache(model, captured), following)
+    text = Continuation(model, ids, prompt)
     found: dict[str, dict[str, list[float]]] = {}
     for name, make in EVICTIONS.items():
         for share in SHARES:
-            three = []
-            by_layers, by_heads = (LayerBudgets(make(share), each) for each in (losses.of_layers(), losses))
-            for evict in (make(share), by_layers, by_heads):
-                settings: dict[str, Any] = {"ratio": 0.0, "recent_window": RECENT, "evict": evict}
-                cache = filled(CompressedCache(model, **settings), captured)
-                log_probs = next_token_log_probs(model, cache, following)
-                three.append(compare_predictions(log_probs, dense, following[0, 1:]).kl)
-            found.setdefault(name, {})[f"{share:g}"] = three
+            divided = (LayerBudgets(make(share), each) for each in (losses.of_layers(), losses))
+            found.setdefault(name, {})[f"{share:g}"] = [
+                text.kl(ratio=0.0, recent_window=RECENT, evict=evict) for evict in (make(share), *divided)
+            ]
     return found
 
 
@@ -101,85 +91,59 @@ def steps(model: PreTrainedModel, ids: Tensor, prompt: int, losses: LayerLosses)
     return times
 
 
-def timed_steps(
-    model: PreTrainedModel,
-    ids: Tensor,
-    prompt: int,
-    losses: LayerLosses,
-    folder: Path,
-    source: Mapping[str, Any],
-    settings: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return a record with the times of `steps`."""
-    path = folder / "steps.json"
-    record = read_record(path, dict(settings)) if is_clean(source) else None
-    if record is None:
-        record = {"settings": dict(settings), "date": source["date"], "commit": source["commit"]}
-        record["ms"] = steps(model, ids, prompt, losses)
-        write_json(path, record)
-    return record
-
-
-def calibrated(
-    model: PreTrainedModel, tokenizer: Any, tokens: int, folder: Path, source: Mapping[str, Any], about: dict[str, Any]
-) -> dict[str, Any]:
-    """Return a record with the ``losses`` of heads, and the ``seconds`` that measuring them took."""
-    path, settings = folder / "losses.json", {**about, "tokens": tokens}
-    record = read_record(path, settings) if is_clean(source) else None
-    if record is None:
-        began = time.perf_counter()
-        losses = calibrate.budgets(model, tokenizer, tokens=tokens)
-        seconds = time.perf_counter() - began
-        record = {"settings": settings, "date": source["date"], "commit": source["commit"], "seconds": seconds}
-        record["losses"] = dataclasses.asdict(losses)
-        write_json(path, record)
-    return record
+def calibrated(model: PreTrainedModel, tokenizer: Any, tokens: int) -> dict[str, Any]:
+    """Return the ``losses`` of heads, and the ``seconds`` that measuring them took."""
+    began = time.perf_counter()
+    losses = calibrate.budgets(model, tokenizer, tokens=tokens)
+    return {"seconds": time.perf_counter() - began, "losses": dataclasses.asdict(losses)}
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = passage_options("layer_budgets", __doc__)
+    parser = passage_parser("layer_budgets", __doc__)
     parser.add_argument("--calibrated", type=int, default=1152, help="first tokens of each text of the calibration")
     args = parser.parse_args(given)
-    if args.report_only:
-        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
-        return
     if args.prompt <= RECENT / min(SHARES) or args.tokens < 2:
         raise SystemExit(
             f"--prompt {args.prompt} --tokens {args.tokens}: give prompts of more than "
             f"{RECENT / min(SHARES):g} tokens, of which {RECENT} stay, and at least 2 tokens after them"
         )
-    require_texts(args.text)
-    source = require_clean(args.allow_dirty)
-    disable_progress_bars()
-    where = model_path(args.model)
-    model, tokenizer = load_model(where)
-    cut = later_passages(args.text or books(), tokenizer, args.prompt + args.tokens, seed=0, room=1)[: args.passages]
-    weights = digest(*model.parameters())
-    common = {"commit": source["commit"], "weights": weights, "prompt": args.prompt}
-    record = calibrated(model, tokenizer, args.calibrated, args.runs, source, common)
-    losses = LayerLosses(**record["losses"])
-    common["losses"] = repr(losses.losses)
-    common["settings"] = [repr(make(share)) for make in EVICTIONS.values() for share in SHARES]
-    with attention_implementation(model, "grace_sdpa"):
-        timed = timed_steps(model, cut[0].ids, args.prompt, losses, args.runs, source, common)
-        found, origins = measure_passages(
-            cut, args.runs, common, source, lambda passage: measure(model, passage.ids, args.prompt, losses)
+
+    def measured(source: dict[str, Any]) -> dict[str, Any]:
+        model, tokenizer, name = open_model(args)
+        texts = args.text or books()
+        cut = later_passages(texts, tokenizer, args.prompt + args.tokens, seed=0, room=1)[: args.passages]
+        common: dict[str, Any] = {"weights": digest(*model.parameters()), "prompt": args.prompt}
+        record = recorded(
+            args.runs / "losses.json",
+            {**common, "tokens": args.calibrated},
+            source,
+            lambda: calibrated(model, tokenizer, args.calibrated),
         )
-    for name, one in (("losses", record), ("steps", timed)):
-        origins[name] = {**source, "date": one["date"], "commit": one["commit"]}
-    divided = {}
-    for share in SHARES:
-        budgets = LayerBudgets(GraphEviction(budget=share), losses)
-        divided[f"{share:g}"] = [
-            budgets.tokens_of_heads(layer, args.prompt, least=RECENT + 1) for layer in losses.layers
-        ]
-    value = {
-        "provenance": refuse(origins, args.allow_dirty),
-        **{"model": args.name or Path(where).stem, "weights": weights, "prompt": args.prompt, "tokens": args.tokens},
-        **{"evictions": common["settings"], "passages": found, "calibration_seconds": record["seconds"]},
-        **{"losses": losses.losses, "shares": losses.shares, "divided": divided, "steps": timed["ms"]},
-    }
-    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+        losses = LayerLosses(**record["losses"])
+        common["losses"] = repr(losses.losses)
+        common["settings"] = [repr(make(share)) for make in EVICTIONS.values() for share in SHARES]
+        with attention_implementation(model, "grace_sdpa"):
+            timed = recorded(
+                args.runs / "steps.json", common, source, lambda: {"ms": steps(model, cut[0].ids, args.prompt, losses)}
+            )
+            found, origins = measure_passages(
+                cut, args.runs, common, source, lambda passage: measure(model, passage.ids, args.prompt, losses)
+            )
+        origins |= {what: origin_of(source, one) for what, one in (("losses", record), ("steps", timed))}
+        divided = {}
+        for share in SHARES:
+            budgets = LayerBudgets(GraphEviction(budget=share), losses)
+            divided[f"{share:g}"] = [
+                budgets.tokens_of_heads(layer, args.prompt, least=RECENT + 1) for layer in losses.layers
+            ]
+        return {
+            "provenance": refuse(origins, args.allow_dirty),
+            **{"model": name, "weights": common["weights"], "prompt": args.prompt, "tokens": args.tokens},
+            **{"evictions": common["settings"], "passages": found, "calibration_seconds": record["seconds"]},
+            **{"losses": losses.losses, "shares": losses.shares, "divided": divided, "steps": timed["ms"]},
+        }
+
+    publish(args, page, measured)
 
 
 if __name__ == "__main__":

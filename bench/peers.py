@@ -10,7 +10,6 @@ When: after a release of one of the solvers, or a change of `bench.solvers.peers
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.provenance import require_clean
-from bench.report import BLUE, GREY, ORANGE, Page, add_options, read_results, write_results
+from bench.report import BLUE, GREY, ORANGE, Page, parser_of, read_results, write_results
 from bench.solvers.evidence import Evidence, Row, median, seconds
 from bench.solvers.fetch import fetch
 from bench.solvers.peers import FREE_LIMITS
@@ -39,8 +38,7 @@ QUIET = 0.9
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what has no record yet, and write the page."""
-    parser = argparse.ArgumentParser(prog="python -m bench.peers", description="Other people's solvers beside ours.")
-    add_options(parser, "peers")
+    parser = parser_of("peers", __doc__)
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the instances (default: data)")
     parser.add_argument("--runs", type=Path, default=Path("runs/peers"), help="folder of the records")
     parser.add_argument("--model", default="smollm2-135m", help="whose heads, as in `python -m bench.solvers fetch`")
@@ -134,6 +132,7 @@ def page(value: dict[str, Any]) -> Page:
     return Page(
         title="Other solvers beside ours",
         picture="Seconds to a proved optimum, by solver, of real heads and of k-cluster instances",
+        headline=_headline(value),
         draw=lambda figure: draw(figure, value),
         asked="How do other people's solvers do on heads of a real model, on k-cluster instances, and on dispersion?",
         found=_found(value),
@@ -189,6 +188,19 @@ def _found(value: dict[str, Any]) -> str:
             said.append(f"on dispersion, `{line['method']}` stays {short(line['worst above %'])} % behind at worst")
     sentence = "; ".join(said)
     return sentence[0].upper() + sentence[1:] + "."
+
+
+def _headline(value: dict[str, Any]) -> str:
+    """What the picture says: what ours proves of both groups, and the most that another solver does."""
+    ours, *others = value["exact"]
+    most = {
+        name: max((int(line[key].split("/")[0]) for line in others if "/" in str(line[key])), default=0)
+        for name, key in ((name, f"{name}: proved") for name in GROUPS)
+    }
+    said = [
+        f"{ours[f'{name}: proved'].replace('/', ' of ')} {WORDS[name]} (others at most {most[name]})" for name in GROUPS
+    ]
+    return f"Ours proves {' and '.join(said)}"
 
 
 def _in_words(line: Line, name: str) -> str:

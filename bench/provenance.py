@@ -6,13 +6,14 @@ them, and the page then says at its top that it must not be committed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -126,6 +127,54 @@ def write_json(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as name:
         name.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def recorded(
+    path: Path,
+    settings: Mapping[str, Any],
+    source: Mapping[str, Any],
+    measure: Callable[[], Mapping[str, Any]],
+    beside: Path | None = None,
+) -> dict[str, Any]:
+    """Return the record in a file if this clean commit made it with these settings; else measure, and write it.
+
+    Parameters
+    ----------
+    path : Path
+    settings : mapping
+        All that the record depends on but the commit.
+    source : mapping
+        From `require_clean`. If files differ from the commit, nothing is read again.
+    measure : callable
+        Returns the record without ``settings``, ``date`` and ``commit``.
+    beside : Path, optional
+        A file that `measure` writes in the same folder: without it, the record counts for nothing.
+    """
+    about = json.loads(json.dumps({**settings, "commit": source["commit"]}, default=str))  # tuples are lists then
+    if is_clean(source) and (beside is None or beside.exists()):
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if found.get("settings") == about:
+                return found
+        except (OSError, ValueError):
+            pass  # there is none that can be read: it is measured
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"settings": about, "date": source["date"], "commit": source["commit"], **measure()}
+    write_json(path, record)
+    return record
+
+
+def origin_of(source: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the provenance of a record that this run has read or made."""
+    return {**source, "date": record["date"], "commit": record["commit"]}
+
+
+def digest(*tensors: Any) -> str:
+    """Return the SHA-256 of all numbers of some tensors."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().contiguous().numpy())
+    return found.hexdigest()
 
 
 def caption(source: Mapping[str, Any]) -> str:

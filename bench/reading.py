@@ -13,12 +13,10 @@ texts are downloaded (`bench.material`).
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -28,19 +26,17 @@ from rich.progress import track
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bench.caches import SINKS
+from bench.caches import SINKS, Continuation
 from bench.caches import WINDOW as RECENT
 from bench.growth import of_texts
 from bench.intervals import with_ends
-from bench.material import MODEL, books, model_path, require_texts
-from bench.provenance import require_clean
-from bench.report import BLACK, BLUE, GREEN, ORANGE, Page, add_options, read_results, small, table, write_results
+from bench.material import books, open_model
+from bench.report import BLACK, BLUE, GREEN, ORANGE, Page, parser_of, publish, small, table
 from grace_opt.attention.provider import DEFAULT_RATIO
 from grace_opt.hf import CompressedCache, TopTokens, attention_implementation, capture_attention
-from grace_opt.hf.models import disable_progress_bars, load_model
 from grace_opt.hf.stores.channels import reading as reading
-from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs
-from grace_opt.hf.tools.filling import dense_cache, filled
+from grace_opt.hf.tools.evaluation import next_token_log_probs
+from grace_opt.hf.tools.filling import filled
 from grace_opt.kernels.cache.decode.reference import attention as whole_attention
 from grace_opt.kernels.cache.reading import Few, Stored, reference_for
 from grace_opt.sweep import mean_interval
@@ -103,19 +99,17 @@ def of_passage(
     advance: Callable[[], None],
 ) -> Any:
     """Return, for each way to read, KL, the share read, bounds and the true share unread."""
-    fed, rows = ids[:, prompt : prompt + tokens], {}
-    captured = capture_attention(model, ids[:, :prompt])
-    dense = next_token_log_probs(model, dense_cache(model, captured), fed)
+    text, rows = Continuation(model, ids[:, : prompt + tokens], prompt), {}
     for name in SETTINGS:
-        cache, truth = filled(made(model, name), captured), list[float]()
-        found = compare_predictions(next_token_log_probs(model, cache, fed), dense, fed[0, 1:])
+        cache, truth = filled(made(model, name), text.captured), list[float]()
+        kl = text.beside_dense(cache).kl
         advance()
         report = cache.read_report()
-        again = filled(made(model, name), captured)
+        again = filled(made(model, name), text.captured)
         with true_shares(truth):
-            next_token_log_probs(model, again, fed[:, :TRUE])
+            next_token_log_probs(model, again, text.fed[:, :TRUE])
         rows[name] = {
-            "kl": found.kl,
+            "kl": kl,
             "share": report.share,
             "bound": report.bound_mean,
             "first_bound": again.read_report().bound_mean,
@@ -189,6 +183,7 @@ def page(value: dict[str, Any]) -> Page:
         title="Reading few tokens",
         picture=f"KL divergence by the share of the tokens read, after {largest:,} tokens: pages, channels, "
         "channels with a share of the attention, and samples",
+        headline=_headline(_means(value, largest), largest),
         draw=lambda figure: _draw(figure, value, largest),
         asked=f"How few tokens can a step read on {value['model']}, what does it save, and what does the cache know of "
         "the rest?",
@@ -212,6 +207,15 @@ def page(value: dict[str, Any]) -> Page:
             )
         ],
     )
+
+
+def _headline(means: dict[str, dict[str, float]], prompt: int) -> str:
+    """What the picture says of its ways to read: the nearest to dense attention of those within the goal's share."""
+    few = {name: one for name, one in means.items() if one["share"] <= GOAL[0]}
+    if not few:
+        return f"No way reads {GOAL[0]:.0%} or less of {prompt:,} tokens"
+    name = min(few, key=lambda name: few[name]["kl"])
+    return f"{few[name]['share']:.0%} of {prompt:,} tokens read leave a KL of {few[name]['kl']:.4f} at best ({name})"
 
 
 def _draw(figure: Figure, value: dict[str, Any], prompt: int) -> None:
@@ -238,46 +242,34 @@ def _draw(figure: Figure, value: dict[str, Any], prompt: int) -> None:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.reading", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
-    parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: four)")
+    parser = parser_of("reading", __doc__, model=True)
     parser.add_argument("--prompt", type=int, nargs="+", default=PASSAGES, help="tokens of the passages")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens fed (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=40, help="steps that are timed (default %(default)s)")
-    add_options(parser, "reading")
     args = parser.parse_args(given)
-    if args.report_only:
-        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
-        return
-    require_texts(args.text)
-    source = require_clean(args.allow_dirty)
-    disable_progress_bars()
-    where = model_path(args.model)
-    model, tokenizer = load_model(where)
-    longest, more = max(args.prompt), max(args.tokens, args.rounds + 2)
-    if args.tokens < TRUE or longest + more > model.config.max_position_embeddings:
-        raise SystemExit(
-            f"--prompt {longest}, --tokens {args.tokens}, --rounds {args.rounds}: feed at least {TRUE} tokens, and all "
-            f"must fit into {model.config.max_position_embeddings}"
-        )
-    texts = of_texts(args.text or books(), tokenizer, longest + more)
-    found = list[dict[str, Any]]()
-    with attention_implementation(model, "grace_sdpa"):
-        total = len(args.prompt) * len(texts) * len(SETTINGS)
-        turns = iter(track(range(total), description="ways to read"))
-        for prompt in args.prompt:
-            for name, ids in texts:
-                rows = of_passage(model, ids, prompt, args.tokens, lambda: next(turns, None))
-                found.append({"name": name, "prompt": prompt, "rows": rows})
-        next(turns, None)
-        ms = steps(model, texts[0][1], longest, args.rounds)
-    value = {
-        "provenance": {**source, "command": "python -m bench.reading"},
-        **{"model": Path(where).stem, "count": len(texts), "texts": found, "timed": longest, "ms": ms},
-    }
-    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+
+    def measured(source: dict[str, Any]) -> dict[str, Any]:
+        model, tokenizer, name = open_model(args)
+        longest, more = max(args.prompt), max(args.tokens, args.rounds + 2)
+        if args.tokens < TRUE or longest + more > model.config.max_position_embeddings:
+            raise SystemExit(
+                f"--prompt {longest}, --tokens {args.tokens}, --rounds {args.rounds}: feed at least {TRUE} tokens, and "
+                f"all must fit into {model.config.max_position_embeddings}"
+            )
+        texts = of_texts(args.text or books(), tokenizer, longest + more)
+        found = list[dict[str, Any]]()
+        with attention_implementation(model, "grace_sdpa"):
+            total = len(args.prompt) * len(texts) * len(SETTINGS)
+            turns = iter(track(range(total), description="ways to read"))
+            for prompt in args.prompt:
+                for text, ids in texts:
+                    rows = of_passage(model, ids, prompt, args.tokens, lambda: next(turns, None))
+                    found.append({"name": text, "prompt": prompt, "rows": rows})
+            next(turns, None)
+            ms = steps(model, texts[0][1], longest, args.rounds)
+        return {"model": name, "count": len(texts), "texts": found, "timed": longest, "ms": ms}
+
+    publish(args, page, measured)
 
 
 if __name__ == "__main__":

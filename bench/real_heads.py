@@ -2,8 +2,7 @@
 
 A text is read once by SmolLM2-135M-Instruct; each KV head gives one interaction matrix W, from the last queries and all
 keys (`grace_opt.hf.models.recording`). The weights and the text are fetched where they are missing (`bench.material`).
-``--model`` and ``--text`` take others; ``--instances FILE`` takes matrices (heads, n, n) that there are already, as
-.npz, .npy or .safetensors. Writes docs/results/real_heads.{json,md,png}; with ``--save FILE`` only the matrices.
+``--model`` and ``--text`` take others. Writes docs/results/real_heads.{json,md,png}.
 
 When: to know what a smaller objective GRACE's selection and an exchange after it give on real keys. Source: W as in
 GRACE (arXiv 2604.16983), section 3.
@@ -11,7 +10,7 @@ GRACE (arXiv 2604.16983), section 3.
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +18,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bench.material import MODEL, books, model_path
-from bench.provenance import require_clean
-from bench.report import BLUE, GREEN, ORANGE, Page, add_options, read_results, small, table, write_results
-from grace_opt import instances, solve
-from grace_opt.attention import interaction_matrix, prune_count
+from bench.material import books, open_model
+from bench.report import BLUE, GREEN, ORANGE, Page, parser_of, publish, small, table
+from grace_opt import interaction_matrix, solve
+from grace_opt.attention import prune_count
+from grace_opt.hf import capture_attention
 
 RATIOS = (0.5, 0.6, 0.7, 0.8)
 TOKENS, OBSERVED = 1792, 32
 Array = npt.NDArray[np.float64]
 
 
-def heads(model_name: str, text: Path, tokens: int = TOKENS, observed: int = OBSERVED) -> Array:
-    """W of every KV head, in layer-major order, (heads, n, n).
-
-    Parameters
-    ----------
-    model_name : str
-        Hub id, folder or .gguf file.
-    text : Path
-    tokens : int
-        Of the passage, from the beginning of the text.
-    observed : int
-        Number of last queries that W is made of.
-    """
-    from grace_opt.hf import capture_attention
-    from grace_opt.hf.models import disable_progress_bars, load_model
-
-    disable_progress_bars()
-    model, tokenizer = load_model(model_name)
+def heads(model: Any, tokenizer: Any, text: Path) -> Array:
+    """W of every KV head of the first `TOKENS` of a text, in layer-major order, (heads, n, n)."""
     ids = tokenizer(text.read_text(encoding="utf-8"), add_special_tokens=False, return_tensors="pt").input_ids
-    if ids.shape[1] < tokens:
-        raise SystemExit(f"--text: {text.name} has {ids.shape[1]:,} tokens, and {tokens:,} are read: name a longer one")
-    layers = capture_attention(model, ids[:, :tokens]).values()
-    found = [interaction_matrix(c.queries[:, :, -observed:].double(), c.keys.double())[0] for c in layers]
+    if ids.shape[1] < TOKENS:
+        raise SystemExit(f"--text: {text.name} has {ids.shape[1]:,} tokens, and {TOKENS:,} are read: name a longer one")
+    layers = capture_attention(model, ids[:, :TOKENS]).values()
+    found = [interaction_matrix(c.queries[:, :, -OBSERVED:].double(), c.keys.double())[0] for c in layers]
     matrices: Array = torch.cat(found).numpy()
     return matrices
 
@@ -100,7 +83,9 @@ def page(value: dict[str, Any]) -> Page:
     return Page(
         title="Choosing channels jointly, on real heads",
         picture="Bars: how far f of MIES and of local search lies below THINK's, by the share of channels pruned",
-        draw=lambda figure: draw(figure, rows, f"{value['instances']} heads of {name}"),
+        headline=f"Chosen jointly, by MIES, f is {min(lower):.1f} to {max(lower):.1f} % below THINK's, on the mean of "
+        f"{value['instances']} heads",
+        draw=lambda figure: draw(figure, rows),
         asked=f"How much smaller is the objective f on the {value['instances']} heads of {name} if channels are chosen "
         "jointly, instead of one by one as THINK does?",
         found=f"MIES makes f {min(lower):.0f} to {max(lower):.0f} % smaller on average, and exchanging channels after "
@@ -138,7 +123,7 @@ def page(value: dict[str, Any]) -> Page:
     )
 
 
-def draw(figure: Any, rows: list[dict[str, Any]], title: str) -> None:
+def draw(figure: Any, rows: list[dict[str, Any]]) -> None:
     """Objectives as shares of THINK's."""
     left, right = figure.subplots(1, 2)
     x = np.arange(len(rows))
@@ -156,37 +141,19 @@ def draw(figure: Any, rows: list[dict[str, Any]], title: str) -> None:
         axes.grid(visible=False, axis="x")
     left.set_ylim(top=1.25 * left.get_ylim()[1])
     left.legend(loc="upper left", fontsize=8)
-    figure.suptitle(title, fontsize=10)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
-    parser.add_argument("--text", type=Path, help="a text to read (default: a novel, fetched)")
-    parser.add_argument("--instances", type=Path, help="matrices that there are already, instead of a model and a text")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the matrices there, and measure nothing")
-    add_options(parser, "real_heads")
-    args = parser.parse_args()
-    if args.save:
-        W = heads(model_path(args.model), args.text or books()[0])
-        instances.write(args.save, W)
-        print(f"wrote {args.save}: {len(W)} matrices of {W.shape[-1]} x {W.shape[-1]}")
-        return
-    if args.report_only:
-        value = read_results(args.out)
-    else:
-        source = require_clean(args.allow_dirty)
-        if args.instances is not None:
-            W, name = np.asarray(instances.read(args.instances).W), args.instances.stem
-            passage = "a file"
-        else:
-            text = args.text or books()[0]
-            where = model_path(args.model)
-            W, name = heads(where, text), Path(where).stem
-            passage = f"{TOKENS:,} tokens of {text.stem}, last {OBSERVED} queries"
-        value = {"provenance": source, "model": name, "passage": passage, "instances": len(W), "n": W.shape[-1]}
-        value["rows"] = measure(W)
-    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty, measured=not args.report_only))
+def main(given: Sequence[str] | None = None) -> None:
+    args = parser_of("real_heads", __doc__, model=True).parse_args(given)
+
+    def measured(source: dict[str, Any]) -> dict[str, Any]:
+        model, tokenizer, name = open_model(args)
+        text = (args.text or books())[0]
+        W, passage = heads(model, tokenizer, text), f"{TOKENS:,} tokens of {text.stem}, last {OBSERVED} queries"
+        about = {"model": name, "passage": passage, "instances": len(W), "n": W.shape[-1]}
+        return {**about, "rows": measure(W)}
+
+    publish(args, page, measured)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,7 @@ If they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and the texts a
 
 from __future__ import annotations
 
-import argparse
 import copy
-import hashlib
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,30 +25,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from bench.material import MODEL, books, model_path, require_texts
-from bench.provenance import refuse, require_clean, write_json
+from bench.material import books, open_model, read_text
+from bench.provenance import digest, origin_of, recorded, refuse
 from bench.real_model_page import METHODS, OBSERVED, RATIOS, RECENT, page, summary
-from bench.report import add_options, read_results, write_results
+from bench.report import parser_of, publish
 from grace_opt.hf import CompressedCache, attention_implementation
-from grace_opt.hf.models import disable_progress_bars, load_model
-
-ROOT = Path(__file__).parent.parent
-_HEADER = re.compile(r"^\W*(title|author|year):\s*(.*\S)\s*$", re.IGNORECASE)
-
-
-def read_text(path: Path) -> tuple[str, str]:
-    """``(author: title, text)`` of a book whose first lines may say ``Title: ...`` and ``Author: ...``."""
-    header: dict[str, str] = {}
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    while lines:
-        found = _HEADER.match(lines[0])
-        if found:
-            header[found[1].lower()] = found[2]
-        elif lines[0].strip("-=# \t\r\n"):
-            break
-        del lines[0]
-    name = ": ".join(header[part] for part in ("author", "title") if part in header) or path.stem
-    return name, "".join(lines)
 
 
 def passages(texts: Sequence[Path], tokenizer: Any, prompts: int, tokens: int) -> list[tuple[str, Tensor]]:
@@ -187,7 +164,6 @@ def run(
         raise SystemExit(f"--prompts {prompts} --new-tokens {new_tokens}: give at least 1 of each")
     cut = passages(texts, tokenizer, prompts, tokens)
     common = {
-        "commit": source["commit"],
         "weights": digest(*model.parameters()),
         "new_tokens": new_tokens,
         "methods": list(METHODS.values()),
@@ -203,39 +179,17 @@ def run(
     ):
         task = bar.add_task("prompts", total=prompts * per_prompt)
         for number, (name, ids) in enumerate(cut):
-            path = runs / f"prompt_{number:03}.json"
-            settings = {**common, "ids": digest(ids)}
-            record = read_record(path, settings)
-            if record is None:
 
-                def advance(step: str, number: int = number) -> None:
+            def measured(name: str = name, ids: Tensor = ids, number: int = number) -> dict[str, Any]:
+                def advance(step: str) -> None:
                     bar.update(task, advance=1, description=f"prompt {number + 1}: {step}")
 
-                found = measure(model, ids, new_tokens, advance)
-                when = {"date": source["date"], "commit": source["commit"]}
-                record = {"settings": settings, "prompt": number, "text": name, **when, **found}
-                write_json(path, record)
-            else:
-                bar.update(task, advance=per_prompt, description=f"prompt {number + 1}: measured before")
-            records.append(record)
+                return {"prompt": number, "text": name, **measure(model, ids, new_tokens, advance)}
+
+            settings = {**common, "ids": digest(ids)}
+            records.append(recorded(runs / f"prompt_{number:03}.json", settings, source, measured))
+            bar.update(task, completed=per_prompt * (number + 1))
     return records
-
-
-def digest(*tensors: Tensor) -> str:
-    """SHA-256 of all numbers of some tensors."""
-    found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(tensor.detach().contiguous().numpy())
-    return found.hexdigest()
-
-
-def read_record(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """A record, if there is one and it was measured with these settings."""
-    try:
-        record: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return record if record.get("settings") == settings else None
 
 
 def _shortened(part: Any) -> Any:
@@ -247,46 +201,29 @@ def _shortened(part: Any) -> Any:
     return part
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
-    parser.add_argument("--name", help="what to call the model in the results (default: the last part of --model)")
-    parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: four, fetched)")
+def main(given: Sequence[str] | None = None) -> None:
+    parser = parser_of("real_model", __doc__, model=True)
     parser.add_argument("--prompts", type=int, default=10, help="default %(default)s")
     parser.add_argument("--tokens", type=int, default=2048, help="of each prompt (default %(default)s)")
     parser.add_argument("--new-tokens", type=int, default=64, help="default %(default)s")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "real_model", help="folder of the records")
-    add_options(parser, "real_model")
-    args = parser.parse_args()
-    if args.report_only:
-        value = read_results(args.out)
-        value |= summary(value["by prompt"])
-        print(write_results(args.out, value, page, allow_dirty=args.allow_dirty, measured=False))
-        return
-    require_texts(args.text)
-    source = require_clean(args.allow_dirty)
-    disable_progress_bars()
-    where = model_path(args.model)
-    model, tokenizer = load_model(where)
-    sizes = {"prompts": args.prompts, "tokens": args.tokens, "new_tokens": args.new_tokens}
-    records = run(model, tokenizer, args.text or books(), args.runs, **sizes, source=source)
-    config = model.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    sources = {f"prompt {record['prompt']}": {**source, **_when(record)} for record in records}
-    value = {
-        "provenance": refuse(sources, args.allow_dirty),
-        "model": args.name or Path(where).stem,
-        "weights": records[0]["settings"]["weights"],
-        "head_dim": head_dim,
-        **sizes,
-        **summary(records),
-        "by prompt": _shortened(records),
-    }
-    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+    args = parser.parse_args(given)
 
+    def measured(source: dict[str, Any]) -> dict[str, Any]:
+        model, tokenizer, name = open_model(args)
+        sizes = {"prompts": args.prompts, "tokens": args.tokens, "new_tokens": args.new_tokens}
+        records = run(model, tokenizer, args.text or books(), args.runs, **sizes, source=source)
+        config = model.config
+        sources = {f"prompt {record['prompt']}": origin_of(source, record) for record in records}
+        return {
+            "provenance": refuse(sources, args.allow_dirty),
+            **{"model": name, "weights": digest(*model.parameters())},
+            "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            **sizes,
+            **summary(records),
+            "by prompt": _shortened(records),
+        }
 
-def _when(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {"date": record["date"], "commit": record["commit"]}
+    publish(args, page, measured)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,8 @@ def page(value: dict[str, Any]) -> Page:
         title="A real model with pruned keys",
         picture="Left: KL divergence from the dense cache's next-token distributions, by bytes of the cache; right: "
         "its difference between GRACE and THINK for each prompt",
+        headline=f"By KL, {_verdict(differences, 'kl')}: GRACE − THINK is "
+        + ", ".join(f"{paired['kl'][0]:+.4f} at λ = {paired['ratio']:g}" for paired in differences),
         draw=lambda figure: draw(figure, value),
         asked=f"At equal bytes, do the next-token distributions of {value['model']} stay nearer to those of a dense "
         "cache if GRACE chooses the channels, or if THINK does?",
@@ -168,4 +170,3 @@ def draw(figure: Any, value: dict[str, Any]) -> None:
     right.set_xlim(-0.5, len(value["GRACE - THINK"]) - 0.4)
     right.set_ylabel("KL, GRACE − THINK")
     right.set_title("each prompt, mean and 95 % interval")
-    figure.suptitle(f"{value['model']}, {value['prompts']} prompts of {value['tokens']:,} tokens", fontsize=10)

@@ -14,13 +14,16 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
-from bench.provenance import CHANGED, NONE, caption, is_clean, refuse, write_json
+from bench.material import MODEL, require_texts
+from bench.provenance import CHANGED, NONE, caption, is_clean, refuse, require_clean, write_json
 from bench.results import COMMANDS
 from grace_opt._util.files import atomic_write
 
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results"
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK, GREY = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#999999",
 )  # fmt: skip
@@ -37,6 +40,8 @@ class Page:
     title : str
     picture : str
         What the picture shows, for readers who cannot see it.
+    headline : str
+        What the picture says, which stands above it: made of the numbers, as these may change.
     draw : callable
         Draws on a matplotlib figure.
     asked, found, sure : str
@@ -49,6 +54,7 @@ class Page:
 
     title: str
     picture: str
+    headline: str
     draw: Callable[[Any], None]
     asked: str
     found: str
@@ -57,10 +63,26 @@ class Page:
     details: Sequence[tuple[str, Sequence[str]]] = ()
 
 
-def add_options(parser: argparse.ArgumentParser, out: str) -> None:
-    """Add ``--out``, ``--report-only`` and ``--allow-dirty``, the same in all scripts."""
+def parser_of(name: str, description: str | None, *, model: bool = False) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark that writes docs/results/NAME, with the options that all have.
+
+    Parameters
+    ----------
+    name, description : str
+    model : bool
+        Whether it reads texts with a trained model, and keeps records.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m bench.{name}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if model:
+        add = parser.add_argument
+        add("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
+        add("--name", help="what to call the model in the results (default: the last part of --model)")
+        add("--text", type=Path, nargs="+", help="books as plain text (default: fetched)")
+        add("--runs", type=Path, default=ROOT / "runs" / name, help="folder of the records")
     parser.add_argument(
-        "--out", type=Path, default=RESULTS / out, help=f"path of the results, without suffix (docs/results/{out})"
+        "--out", type=Path, default=RESULTS / name, help=f"path of the results, without suffix (docs/results/{name})"
     )
     parser.add_argument(
         "--report-only", action="store_true", help="make the page again from its JSON file, without measuring"
@@ -70,6 +92,31 @@ def add_options(parser: argparse.ArgumentParser, out: str) -> None:
         action="store_true",
         help="accept changed files or records of several commits; the page says not to commit it",
     )
+    return parser
+
+
+def publish(
+    args: argparse.Namespace,
+    page: Callable[[dict[str, Any]], Page],
+    measure: Callable[[dict[str, Any]], dict[str, Any]],
+) -> None:
+    """Measure, or read what was measured, write the page and print it.
+
+    Parameters
+    ----------
+    args : Namespace
+        From `parser_of`.
+    page : callable
+    measure : callable
+        Gets the provenance of this run, and returns what the page says; if its records have several, with their own.
+    """
+    if args.report_only:
+        value = read_results(args.out)
+    else:
+        require_texts(getattr(args, "text", None))
+        source = require_clean(args.allow_dirty)
+        value = {"provenance": source, **measure(source)}
+    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty, measured=not args.report_only))
 
 
 def read_results(out: Path) -> dict[str, Any]:
@@ -113,7 +160,7 @@ def write_results(
     if measured:
         write_json(out.with_name(out.name + ".json"), value)
     formed = page(json.loads(json.dumps(value)))
-    save(formed.draw, out.with_name(out.name + ".png"))
+    save(formed, out.with_name(out.name + ".png"))
     text = markdown(formed, source, out.name)
     with atomic_write(out.with_name(out.name + ".md")) as path:
         path.write_text(text, encoding="utf-8")
@@ -172,15 +219,8 @@ def small(interval: str) -> str:
     return f"<small>{interval}</small>"
 
 
-def save(draw: Callable[[Any], None], path: Path) -> None:
-    """Draw a figure of a page's width and write it as PNG, equal bytes for equal numbers.
-
-    Parameters
-    ----------
-    draw : callable
-        Draws on a matplotlib figure, and may change its size.
-    path : Path
-    """
+def save(page: Page, path: Path) -> None:
+    """Draw a page's picture, and write it as PNG: equal bytes for equal numbers."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -199,7 +239,9 @@ def save(draw: Callable[[Any], None], path: Path) -> None:
     with rc_context(style):
         figure = Figure(figsize=(8, 3.6), layout="constrained")
         canvas = FigureCanvasAgg(figure)
-        draw(figure)
+        page.draw(figure)  # may change its size
+        lines = -(-len(page.headline) // int(12 * figure.get_figwidth()))
+        figure.suptitle(fill(page.headline, len(page.headline) // lines + 8), fontsize=11)  # lines of one length
         figure.set_dpi(130)
         with atomic_write(path) as name:
             canvas.print_png(name, metadata={"Software": None})  # savefig draws twice, for the same bytes

@@ -25,10 +25,8 @@ ROOT = Path(__file__).parent.parent
 #: Maps each page in docs/results (without suffix) to the command that makes it, in the order of `make results`.
 COMMANDS = {
     "real_heads": "python -m bench.real_heads",
-    "certificates": "python -m bench.certificates",
     "sparse": "python -m bench.sparse",
     "bits": "python -m bench.bits",
-    "trellis": "python -m bench.trellis",
     "calibration_cost": "python -m bench.calibration_cost",
     "growth": "python -m bench.growth",
     "reading": "python -m bench.reading",
@@ -40,7 +38,6 @@ COMMANDS = {
     "ruler": "python -m bench.ruler",
     "decode_bits": "python -m bench.decode_bits",
     "decode_gpu": "python -m bench.decode_gpu",
-    "busy": "python -m bench.busy",
     "first_call": "python -m bench.first_call",
     "efficiency": "python -m bench.efficiency",
     "answers": "python -m bench.answers",
@@ -52,7 +49,6 @@ COMMANDS = {
     "peers": "python -m bench.peers",
     "scales": "python -m bench.scales",
     "experiments/smollm2/index": "python -m bench.experiments.pages smollm2",
-    "at_a_glance": "python -m bench.at_a_glance",
 }
 #: Pages of tests: their commands have no ``--report-only``.
 TESTS = ("adapter_matrix", "every_family", "test_deep")
@@ -86,7 +82,7 @@ def command_of(page: str, report_only: bool, allow_dirty: bool) -> list[str]:
     words = [sys.executable if first == "python" else first, *rest]
     if first == "make":
         return [*words, *(["ALLOW_DIRTY=1"] if allow_dirty else [])]
-    words += ["--report-only"] if report_only and page != "at_a_glance" and page not in TESTS else []
+    words += ["--report-only"] if report_only and page not in TESTS else []
     return words + (["--allow-dirty"] if allow_dirty else [])
 
 

@@ -1,7 +1,8 @@
-"""What others would do about densest k-subgraphs, for `bench.sparse`: peels, plain annealing, dwave-samplers.
+"""Generated sparse graphs of several kinds, and what others would do about their densest parts, for `bench.sparse`.
 
-Each takes W of `bench.sparse_graphs`, k and seconds, and returns k vertices. Peels end on their own. igraph and
-dwave-samplers are in the extra `peers`, and left out where they are not installed.
+W = -A / 2, so that -f is the weight of a part; edges weigh from 0 to 1. Each peer (peels, plain annealing,
+dwave-samplers) takes W, k and seconds, and returns k vertices. Peels end on their own. igraph and dwave-samplers are in
+the extra `peers`, and left out where they are not installed.
 """
 
 from __future__ import annotations
@@ -9,19 +10,71 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import networkx as nx
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
+from scipy.spatial import cKDTree
 
-from bench.sparse_graphs import Graph, weight_of
 from grace_opt import solve
 from grace_opt.kernels._shared.jit import jit
 
+#: A scipy.sparse.csr_array; scipy ships no types.
+Graph: TypeAlias = Any
 #: Steps of the plain annealing that tell its pace; up to how many vertices dwave-samplers runs.
 TRIAL, LARGEST_PENALTY = 200_000, 1000
+#: Mean degree.
+DEGREE = 12
+
+
+def of_pairs(n: int, ends: npt.NDArray[Any], rng: np.random.Generator) -> Graph:
+    """W of a graph with these edges, in either order and perhaps twice, and weights from 0 to 1."""
+    low, high = np.sort(ends, axis=1).T
+    keys = np.unique((low * n + high)[low != high])
+    half = sp.coo_array((-rng.random(len(keys)) / 2, (keys // n, keys % n)), shape=(n, n)).tocsr()
+    return (half + half.T).tocsr()
+
+
+def uniform(n: int, rng: np.random.Generator, edges: int | None = None) -> Graph:
+    """Every pair of vertices with the same probability."""
+    return of_pairs(n, rng.integers(0, n, (edges or n * DEGREE // 2, 2)), rng)
+
+
+def power_law(n: int, rng: np.random.Generator) -> Graph:
+    """Ends drawn in proportion to rank^-0.6: degrees follow a power law."""
+    weights = np.arange(1.0, n + 1) ** -0.6
+    return of_pairs(n, rng.choice(n, (n * DEGREE // 2, 2), p=weights / weights.sum()), rng)
+
+
+def planted(n: int, rng: np.random.Generator) -> Graph:
+    """A uniform graph, and within a tenth of its vertices so many edges more that their degree is half as large again.
+
+    The part is denser, but not so much that greedy methods must find it.
+    """
+    part = rng.permutation(n)[: n // 10]
+    more = part[rng.integers(0, len(part), (len(part) * DEGREE // 4, 2))]
+    return of_pairs(n, np.concatenate([rng.integers(0, n, (n * DEGREE // 2, 2)), more]), rng)
+
+
+def geometric(n: int, rng: np.random.Generator) -> Graph:
+    """Points in a square, joined where they are near."""
+    radius = (DEGREE / np.pi / n) ** 0.5
+    return of_pairs(n, cKDTree(rng.random((n, 2))).query_pairs(radius, output_type="ndarray"), rng)
+
+
+KINDS: dict[str, Callable[[int, np.random.Generator], Graph]] = {
+    "uniform": uniform,
+    "power law": power_law,
+    "planted": planted,
+    "geometric": geometric,
+}
+
+
+def weight_of(W: Graph, chosen: npt.NDArray[Any]) -> float:
+    """The weight of the edges within a part: minus f."""
+    return float(-W[chosen][:, chosen].sum())
 
 
 def peel(W: Graph, k: int, limit: float) -> npt.NDArray[Any]:

@@ -26,20 +26,17 @@ from transformers import PreTrainedModel
 
 from bench.caches import calibrated
 from bench.intervals import with_ends
-from bench.material import MODEL, books, model_path, require_texts
+from bench.material import books, open_model
 from bench.passages import sources
-from bench.provenance import is_clean, require_clean
-from bench.real_model import digest
-from bench.report import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, Page, add_options, read_results, table, write_results
+from bench.provenance import digest, is_clean
+from bench.report import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, Page, parser_of, publish, table
 from grace_opt.hf import tune
-from grace_opt.hf.models import disable_progress_bars, load_model
-from grace_opt.hf.tools.tune import Target
 from grace_opt.hf.tools.tune.candidates import default_candidates
 from grace_opt.hf.tools.tune.recommend import choose
 from grace_opt.hf.tools.tune.windows import LATER
+from grace_opt.hf.tune import Target
 from grace_opt.sweep import mean_interval
 
-ROOT = Path(__file__).parent.parent
 #: What is asked for, nats; the first is the default of `tune`.
 TARGETS = (0.005, 0.0025, 0.01, 0.02)
 #: How far the KL on a text that was left out may be above what was asked for, and bytes above the best (our aims).
@@ -190,6 +187,8 @@ def page(value: dict[str, Any]) -> Page:
         title="Does a recommended setting keep what was asked for on other text?",
         picture="KL on the text that was left out against the KL that was asked for, a point for each text; a line "
         f"where both are equal, and one at {KL_AIM:g} times as much",
+        headline=f"On text that was left out, the KL is {first['mean_kl']:.2f} times what was asked for in the mean, "
+        f"{first['worst_kl']:.2f} times at most (KL ≤ {TARGETS[0]:g})",
         draw=lambda figure: _draw(figure, every, texts),
         asked=f"`grace-opt tune` recommends the smallest cache that keeps a KL on {len(texts) - 1} texts: what is its "
         f"KL on another, and how much smaller could it have been, on {value['model']}?",
@@ -249,39 +248,26 @@ def _draw(figure: Figure, every: Mapping[float, Sequence[Mapping[str, Any]]], te
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
-    parser.add_argument("--name", help="what to call the model in the results (default: the last part of --model)")
-    parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: four, fetched)")
+    parser = parser_of("tune", __doc__, model=True)
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of a window (default %(default)s)")
     parser.add_argument("--later", type=int, default=LATER, help="those fed afterwards (default %(default)s)")
     parser.add_argument("--windows", type=int, default=2, help="windows of each text (default %(default)s)")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "tune", help="folder of the records")
-    add_options(parser, "tune")
     args = parser.parse_args(given)
-    if args.report_only:
-        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
-        return
-    require_texts(args.text)
-    source = require_clean(args.allow_dirty)
-    disable_progress_bars()
-    where = model_path(args.model)
-    model, tokenizer = load_model(where)
-    basis = args.runs / "basis.safetensors"
-    made, _ = calibrated(model, tokenizer, basis, source)
-    # Records belong to a commit; if files differ from it, nothing is used again.
-    folder = args.runs / (str(source["commit"]) if is_clean(source) else secrets.token_hex(8))
-    texts = {name: text for _, name, text in sources(args.text or books(), args.tokens, 0)}
-    value = {
-        "provenance": source,
-        "model": args.name or Path(where).stem,
-        "weights": digest(*model.parameters()),
-        **{"tokens": args.tokens, "later": args.later, "calibration": {"texts": made.texts, "tokens": made.tokens}},
-        **measure(model, tokenizer, texts, basis, folder, args),
-    }
-    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+
+    def measured(source: dict[str, Any]) -> dict[str, Any]:
+        model, tokenizer, name = open_model(args)
+        basis = args.runs / "basis.safetensors"
+        made, _ = calibrated(model, tokenizer, basis, source)
+        # Records belong to a commit; if files differ from it, nothing is used again.
+        folder = args.runs / (str(source["commit"]) if is_clean(source) else secrets.token_hex(8))
+        texts = {title: text for _, title, text in sources(args.text or books(), args.tokens, 0)}
+        return {
+            **{"model": name, "weights": digest(*model.parameters()), "tokens": args.tokens, "later": args.later},
+            "calibration": {"texts": made.texts, "tokens": made.tokens},
+            **measure(model, tokenizer, texts, basis, folder, args),
+        }
+
+    publish(args, page, measured)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("transformers")
 
 
-from bench import real_model, real_model_page
+from bench import provenance, real_model, real_model_page
 from grace_opt.hf.models import POCKET_FOLDER
 from grace_opt.hf.tools.needle import filler
 
@@ -54,6 +54,7 @@ def test_real_model_writes_a_table_and_goes_on(start, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(real_model, "measure", counting)
     monkeypatch.setattr(real_model, "RATIOS", (0.5,))
+    monkeypatch.setattr(provenance, "is_clean", lambda source: True)
     start()
     assert len(measured) == 2
     text, value = ((tmp_path / "results" / f"pocket{suffix}") for suffix in (".md", ".json"))

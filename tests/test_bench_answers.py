@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 import torch
 
-from bench import answers, questions
+from bench import answers, provenance, questions
 from bench.efficiency.methods import held_bytes
 from bench.report import RESULTS, read_results
 from grace_opt.hf import attention_implementation
@@ -232,6 +232,7 @@ def test_a_run_that_was_stopped_goes_on(start, tmp_path: Path, monkeypatch: pyte
         return ask(*arguments, **options)
 
     monkeypatch.setattr(answers, "ask", counting)
+    monkeypatch.setattr(provenance, "is_clean", lambda source: True)
     stop = 4
     with pytest.raises(KeyboardInterrupt):
         start("--settings", "grace-0.5")

@@ -17,10 +17,10 @@ pytest.importorskip("matplotlib")
 
 import torch
 
-from bench import bits, bits_page, caches
+from bench import bits, bits_page, caches, provenance
 from bench.bits_variants import VARIANTS
+from bench.material import read_text
 from bench.passages import WORDS, cases, passages
-from bench.real_model import read_text
 from grace_opt.hf import CompressedCache, attention_implementation, calibrate, capture_attention
 from grace_opt.hf.bases import importance
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
@@ -169,7 +169,7 @@ def test_a_basis_is_made_once_for_a_commit(tmp_path: Path, monkeypatch: pytest.M
     model, tokenizer = load_pocket()
     basis, made = calibrate.basis(model, tokenizer, [CALIBRATION], end_to_end=False), []
     monkeypatch.setattr(calibrate, "basis", lambda *given, **options: made.append(options) or basis)
-    source = {"commit": "0123456", "torch": "1", "transformers": "2"}
+    source = {"date": "2026-01-02", "commit": "0123456", "torch": "1", "transformers": "2"}
     file = tmp_path / "runs" / "basis.safetensors"
     for now, options, count in (
         (source, {}, 1),
@@ -194,7 +194,7 @@ def test_a_basis_is_made_once_for_a_commit(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caches, "is_clean", lambda source: True)
+    monkeypatch.setattr(provenance, "is_clean", lambda source: True)
     monkeypatch.setattr(importance, "LONG", 64)  # so that heads take turns in these short passages, too
     text = start()
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())
@@ -202,11 +202,10 @@ def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.
     assert [one["half"] for one in value["passages"]] == ["A", "B"]
     first, second = (one["rows"] for one in value["passages"])
     assert set(second) == set(bits_page.ROWS) - {"prompt"}  # too short a prompt for a basis of its own
-    assert set(first) == set(second) - set(bits_page.SHARED)
+    assert set(first) == set(second)
     for rows in (first, second):
         assert 0 < rows["bits-3"]["kl"] < rows["bits-1.5"]["kl"] < rows["bits-1"]["kl"]
         assert all(rows[name]["bits"] <= (bits_page.ROWS[name] or 16) for name in rows)
-    assert second["shared-1"]["kl"] != second["bits-1"]["kl"]
     assert len({second[name]["kl"] for name in ("bits-2", *VARIANTS) if name != "prompt"}) == len(VARIANTS)
     for case in value["cases"]:
         assert set(case["rows"]) == {"dense", *bits_page.RETRIEVAL, *bits_page.ASKED_VARIANTS}
@@ -216,7 +215,6 @@ def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.
         "| `bits=2.25` | 2.2",
         "KL, half A | KL, half B",
         "**Hidden words**",
-        "shares of the prompt",
         "| no floor of token weights |",
         "over dense",
     ):
@@ -226,12 +224,12 @@ def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.
     measured = []
     monkeypatch.setattr(bits, "measure_passage", lambda model, one, *rest: measured.append(one.half) or second)
     monkeypatch.setattr(bits, "measure_case", lambda *rest: value["cases"][0]["rows"])
-    monkeypatch.setattr(bits, "is_clean", lambda source: True)
+    monkeypatch.setattr(provenance, "is_clean", lambda source: True)
     half = start("--half", "A", "--rounds", "0", "--cases", "0")
     assert measured == ["A"]  # that of another source: the first is taken from its record
     assert "not to be reported" in half
     assert "**Hidden words**" not in half
-    monkeypatch.setattr(bits, "is_clean", lambda source: False)
+    monkeypatch.setattr(provenance, "is_clean", lambda source: False)
     start("--half", "A", "--rounds", "0")
     assert measured == ["A"] * 3  # files may have changed without another commit
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
 
-from bench import evictions, passage_runs
+from bench import evictions, provenance
 from bench.evictions_page import FAST, OURS
 from grace_opt.hf.models import POCKET_FOLDER
 
@@ -25,7 +25,7 @@ def start(tmp_path: Path, books: list[Path], books_alone: None, monkeypatch: pyt
     def run(*changes: str) -> str:
         folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "results" / "pocket")]
         given = ["--model", str(POCKET_FOLDER), "--text", *map(str, books), "--prompt", "140", "--tokens", "8"]
-        evictions.main([*given, "--short", "130", *folders, "--allow-dirty", *changes])
+        evictions.main([*given, *folders, "--allow-dirty", *changes])
         return (tmp_path / "results" / "pocket.md").read_text()
 
     return run
@@ -33,7 +33,7 @@ def start(tmp_path: Path, books: list[Path], books_alone: None, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passage_runs, "is_clean", lambda source: True)
+    monkeypatch.setattr(provenance, "is_clean", lambda source: True)
     monkeypatch.setattr(evictions, "TIMES", 1)
     text = start("--passages", "2")
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())
@@ -41,8 +41,6 @@ def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypa
     for one in value["passages"]:
         assert set(one["kl"]) == set(evictions.EVICTIONS)
         assert all(0 < kl < 20 for row in one["kl"].values() for kl in row.values())
-    for one in value["bounds"]:
-        assert -1e-9 <= one["bound"] <= one["greedy"] + 1e-9 <= one["diagonal"] + 1e-6
     assert set(value["seconds"]) == {"prefill", *evictions.EVICTIONS}
     assert all(f"| {name} |" in text for name in (OURS, FAST, "SnapKV"))
     monkeypatch.setattr(evictions, "measure", lambda *rest: pytest.fail("measured again"))

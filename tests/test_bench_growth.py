@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("optimum.quanto")
 pytest.importorskip("matplotlib")
 
-from bench import caches, growth
+from bench import growth, provenance
 from grace_opt.hf import calibrate
 from grace_opt.hf.models import POCKET_FOLDER
 from grace_opt.hf.stores.coded import waiting as waits
@@ -41,8 +41,7 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.slow
 def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "is_clean", lambda source: True)
-    monkeypatch.setattr(caches, "is_clean", lambda source: True)
+    monkeypatch.setattr(provenance, "is_clean", lambda source: True)
     monkeypatch.setattr(waits, "SETTLED", 128)
     monkeypatch.setattr(waits, "NEWEST", 0)
     text = start()

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
 
-from bench import layer_budgets, passage_runs
+from bench import layer_budgets, provenance
 from grace_opt.hf import SnapKV, StreamingLLM, calibrate
 from grace_opt.hf.models import POCKET_FOLDER
 
@@ -39,8 +39,7 @@ def start(tmp_path: Path, books: list[Path], books_alone: None, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_budgets, "is_clean", lambda source: True)
-    monkeypatch.setattr(passage_runs, "is_clean", lambda source: True)
+    monkeypatch.setattr(provenance, "is_clean", lambda source: True)
     text = start("--passages", "2")
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())
     assert [one["name"] for one in value["passages"]] == ["Rivers", "Rivers"]

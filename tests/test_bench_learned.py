@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
 
-from bench import learned, passage_runs, passages
-from bench.learned_page import CALIBRATED, LEARNED, PROMPT
-from bench.real_model import read_text
+from bench import learned, passages, provenance
+from bench.learned import CALIBRATED, LEARNED, PROMPT
+from bench.material import read_text
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,8 +33,7 @@ def start(tmp_path: Path, books: list[Path], books_alone: None):
 
 @pytest.mark.slow
 def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learned, "is_clean", lambda source: True)
-    monkeypatch.setattr(passage_runs, "is_clean", lambda source: True)
+    monkeypatch.setattr(provenance, "is_clean", lambda source: True)
     text = start("--passages", "2")
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())
     assert [one["name"] for one in value["passages"]] == ["Rivers", "Rivers"]

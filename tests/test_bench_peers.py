@@ -12,13 +12,11 @@ pytest.importorskip("transformers")
 import torch
 from torch import Tensor
 
-from bench.arena import entropy, reference
-from bench.arena.peers import aatc, block_gtq, crossings, hadamard, kivi, methods, oscar, rdkv, turboquant
-from bench.arena.prompt import Classes, classes_of
+from bench.arena.peers import aatc, block_gtq, hadamard, kivi, methods, oscar, rdkv, turboquant
 from bench.arena.stored import Layer, Stored, between, in_16_bits
-from grace_opt.errors import CalibrationError, OptionError
+from grace_opt.errors import OptionError
 from grace_opt.hf import CalibratedBasis
-from grace_opt.hf.bases.basis import identity_basis, joint_basis
+from grace_opt.hf.bases.basis import joint_basis
 
 HEADS, GROUP, WIDTH, DEPTH, OUT = 2, 2, 64, 32, 24
 #: 67 of the tokens are coded: two groups of 32, and one of 3.
@@ -83,11 +81,8 @@ def relative(found: Tensor, exact: Tensor) -> float:
 def test_names_are_unique_and_say_what_they_are() -> None:
     found = methods()
     assert len({method.name for method in found}) == len({method.title for method in found}) == len(found)
-    assert all(
-        method.family and any(known in method.source for known in ("arXiv", "Cover", "Gish")) for method in found
-    )
-    ours = [method for method in found if "reference" not in method.name and "classes" not in method.name]
-    assert all("our implementation" in method.title for method in ours)
+    assert all(method.family and "arXiv" in method.source for method in found)
+    assert all("our implementation" in method.title for method in found)
 
 
 @pytest.mark.slow
@@ -505,217 +500,6 @@ def test_bits_of_aatc_are_of_all_layers_together(every) -> None:
     assert 2.95 < codes / (2 * CODED * HEADS * (WIDTH + DEPTH)) <= 3
 
 
-# Crossings
-
-
-def test_classes_cost_no_more_than_the_mean() -> None:
-    for tokens in (64, 100, 500, 1756, 6108):
-        counted = classes_of(random_layer(tokens=tokens + 36, width=8), between(tokens + 36)).sizes
-        widths = crossings.class_widths(len(counted), 3, -1)
-        assert sum(width * size for width, size in zip(widths, counted, strict=True)) <= 3 * tokens
-        assert widths == tuple(sorted(widths, reverse=True))
-        assert crossings.class_widths(len(counted), 3, 0)[-1] == 3
-
-
-def test_each_class_is_quantised_by_itself_and_put_back() -> None:
-    order = torch.tensor([[2, 0, 3, 1]])
-    classes = Classes(order, (torch.ones(1, 4), torch.ones(1, 4)), (1, 3))
-    tokens = torch.tensor([[[1.0], [2.0], [3.0], [4.0]]])
-    seen = []
-
-    def quantise(part: Tensor, bits: int) -> tuple[Tensor, float]:
-        seen.append((part.flatten().tolist(), bits))
-        return part + bits, float(bits * part.numel())
-
-    found, bits = crossings.in_classes(tokens, 2, -1, quantise, classes)
-    assert seen == [([3.0], 3), ([1.0, 4.0, 2.0], 1)]
-    assert found.flatten().tolist() == [2, 3, 6, 5]
-    assert bits == 3 + 3 * 1 + 4 * 1  # one of the two bits that say which class a token is of
-
-
-def test_classes_are_those_of_our_cache(layers: list[Layer]) -> None:
-    """By the attention that tokens receive: a key that all queries look at comes first."""
-    layer = layers[0]
-    direction = torch.ones(WIDTH)
-    keys = layer.keys.clone()
-    keys[:, 50] = 4 * direction
-    queries = layer.queries + direction
-    found = classes_of(Layer(0, keys, layer.values, queries, layer.scaling, layer.output), between(TOKENS))
-    assert found.order[:, 0].tolist() == [50 - 4] * HEADS
-    assert sum(found.sizes) == CODED
-    assert found.weights[0].argmax(-1).tolist() == [0] * HEADS
-    parts = found.sorted(keys[:, 4:-32])
-    assert torch.equal(found.restored(parts), keys[:, 4:-32])
-
-
-def test_bits_of_crossings(every) -> None:
-    # 67 tokens make three classes: 12 and 30 %, down to multiples of eight, and the rest.
-    classes = ((8, 5), (16, 4), (43, 2))
-    codes = sum(tokens * bits for tokens, bits in classes)
-    turbo = every["turboquant-3-classes"][0]
-    assert turbo.key_bits == HEADS * (WIDTH * codes + CODED * 16 + CODED)
-    hadamards = every["hadamard-3-classes"][0]
-    assert hadamards.value_bits == HEADS * (DEPTH * codes + CODED * 16 + CODED)
-    kivis = every["kivi-3-g32-classes"][0]
-    assert kivis.key_bits == HEADS * (WIDTH * codes + WIDTH * (1 + 1 + 2) * 32 + CODED)
-    plus = every["turboquant-3-classes-plus"][0]
-    assert plus.key_bits == turbo.key_bits + HEADS * WIDTH * 43
-
-
-# The reference
-
-
-def test_water_filling_has_one_level() -> None:
-    generator = torch.Generator().manual_seed(4)
-    losses = torch.rand(5, 40, generator=generator).double().pow(6)
-    shares = torch.rand(40, generator=generator).double()
-    shares /= shares.sum()
-    means = torch.tensor([0.0, 0.1, 1.0, 2.5, 8.0])
-    found = reference.water_filled(losses, shares, means)
-    assert torch.allclose((found * shares).sum(-1), means.double(), atol=1e-9)
-    left = losses * 4.0**-found
-    for head in range(1, 5):
-        level = left[head][found[head] > 0]
-        assert torch.allclose(level, level[0], rtol=1e-6)
-        assert (losses[head][found[head] == 0] <= level[0] * (1 + 1e-9)).all()
-    assert not found[0].any()
-
-
-def test_the_test_channel_has_the_error_of_its_rate() -> None:
-    generator = torch.Generator().manual_seed(0)
-    numbers = 3 * torch.randn(1, 200_000, 3, generator=generator)
-    rates = torch.tensor([[0.0, 1.0, 2.0]])
-    found = reference.noisy(numbers, rates, generator)
-    assert not found[..., 0].any()
-    for channel, rate in enumerate((0, 1, 2)):
-        error = float((found - numbers)[..., channel].square().mean())
-        assert error == pytest.approx(9 * 4**-rate, rel=0.02)
-        assert float(found[..., channel].square().mean()) == pytest.approx(9 * (1 - 4**-rate), rel=0.02, abs=1e-6)
-
-
-def test_coordinates_that_cost_more_get_the_rate() -> None:
-    tokens = torch.randn(1, 50_000, 2, generator=torch.Generator().manual_seed(1)) + 5
-    found, bits = reference.plain(
-        tokens,
-        identity_basis(1, 2, torch.tensor([[16.0, 1.0]])),
-        torch.tensor([1.5]),
-        torch.Generator().manual_seed(2),
-    )
-    error = (found - tokens).square().mean(1)[0]  # rates 2.5 and .5: equal after weighting
-    assert error.tolist() == pytest.approx([4**-2.5, 4**-0.5], rel=0.05)
-    assert bits == 1.5 * 50_000 * 2
-    assert found.mean() == pytest.approx(5, abs=0.02)
-
-
-def test_classes_that_matter_more_get_the_rate() -> None:
-    count = 40_000
-    tokens = torch.randn(1, count, 1, generator=torch.Generator().manual_seed(1))
-    order = torch.arange(count)[None].flip(-1)
-    weights = torch.cat([torch.full((1, count // 2), 16.0), torch.ones(1, count // 2)], 1)
-    classes = Classes(order, (weights, weights), (count // 2, count // 2))
-    found, _ = reference.in_classes(
-        tokens, identity_basis(1, 1), torch.tensor([2.0]), torch.Generator().manual_seed(2), classes, weights
-    )
-    error = (found - tokens)[0, :, 0].square()
-    assert float(error[count // 2 :].mean()) == pytest.approx(4**-3, rel=0.05)  # the last tokens come first
-    assert float(error[: count // 2].mean()) == pytest.approx(4**-1, rel=0.05)
-
-
-def test_in_classes_too_coordinates_that_cost_more_get_the_rate() -> None:
-    count = 50_000
-    tokens = torch.randn(1, count, 2, generator=torch.Generator().manual_seed(1))
-    even = torch.ones(1, count)
-    classes = Classes(torch.arange(count)[None], (even, even), (count // 2, count // 2))
-    basis = identity_basis(1, 2, torch.tensor([[16.0, 1.0]]))
-    noise = torch.Generator().manual_seed(2)
-    found, _ = reference.in_classes(tokens, basis, torch.tensor([1.5]), noise, classes, even)
-    assert (found - tokens).square().mean(1)[0].tolist() == pytest.approx([4**-2.5, 4**-0.5], rel=0.05)
-
-
-def test_even_steps_at_their_entropy_are_a_quarter_bit_from_the_test_channel() -> None:
-    numbers = 3 * torch.randn(1, 40_000, 2, generator=torch.Generator().manual_seed(0))
-    source = entropy.Source(numbers, numbers.square().mean(1).sqrt(), torch.tensor([[1.0, 16.0]]))
-    for unit, gap in ((0.3, (0.24, 0.27)), (3.0, (0.22, 0.27)), (6.0, (0.05, 0.27))):
-        found, bits = entropy.coded(source, torch.tensor([unit]))
-        assert float(bits) > 0
-        for channel in range(2):
-            alone = entropy.Source(*(part[..., channel : channel + 1] for part in source))
-            read, spent = entropy.coded(alone, torch.tensor([unit]))
-            assert torch.equal(read[..., 0], found[..., channel])
-            error = float((read - alone.numbers).square().mean()) / 9
-            rate = (float(spent) - entropy.PARAMETER_BITS) / 40_000
-            assert gap[0] < rate + math.log2(error) / 2 < gap[1]  # the test channel has 4^-rate
-
-
-def test_words_at_their_entropy_add_up_to_one() -> None:
-    """So that a decoder exists: the chances behind the lengths of all words, both signs, are one."""
-    source = entropy.Source(torch.ones(1, 1, 1), torch.ones(1, 1), torch.ones(1, 1))
-    for unit in (0.1, 1.0, 2.9):
-        chance = 0.0
-        for number in range(60):
-            at = entropy.Source(torch.full((1, 1, 1), number * unit), source.spread, source.cost)
-            read, spent = entropy.coded(at, torch.tensor([unit]))
-            assert abs(float(read) - number * unit) <= unit
-            chance += (1 if number == 0 else 2) * 2.0 ** (entropy.PARAMETER_BITS - float(spent))
-        assert chance == pytest.approx(1, abs=1e-3)
-
-
-def test_what_is_small_beside_its_step_takes_nothing() -> None:
-    numbers = torch.tensor([[[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]]])
-    source = entropy.Source(numbers, torch.tensor([[1.0, 0.0]]), torch.ones(1, 2))
-    read, spent = entropy.coded(source, torch.tensor([3.1]))
-    assert not read.any()
-    assert not spent.any()
-    assert entropy.coded(source, torch.tensor([1.5]))[0][..., 0].all()
-
-
-def test_with_classes_the_prompts_own_queries_count() -> None:
-    layer = random_layer()
-    asked = layer.queries[:, :, ::8]
-    asked[..., 3] *= 10
-    found = reference.asked(identity_basis(HEADS, WIDTH), layer).energy
-    assert torch.allclose(found, asked.double().square().mean((1, 2)))
-    assert found[:, 3].min() > 10 * found[:, 4].max()
-
-
-def test_even_steps_have_nearly_their_bits_and_follow_the_weights(every) -> None:
-    count = 20_000
-    tokens = torch.randn(2, count, 2, generator=torch.Generator().manual_seed(1)) + 5
-    weights = torch.cat([torch.full((2, count // 2), 16.0), torch.ones(2, count // 2)], 1)
-    classes = Classes(torch.arange(count).flip(-1).expand(2, -1), (weights, weights), (count // 2, count // 2))
-    means = torch.tensor([3.5, 4.5])
-    found, bits = entropy.in_classes(tokens, identity_basis(2, 2), means, classes, weights)
-    assert 0.99 < bits / (means.sum() * count * 2) <= 1
-    errors = (found - tokens).square().mean(-1)
-    for head, mean in enumerate(means.tolist()):  # .5 of the mean says which class
-        for part, more in ((slice(count // 2, None), 1), (slice(count // 2), -1)):
-            rate = mean - entropy.CLASS_BITS / 4 + more
-            assert rate - 0.3 < -math.log2(float(errors[head, part].mean())) / 2 < rate - 0.2
-    for rate in entropy.RATES:  # so short that spreads take most of the bits
-        stored = every[f"reference-entropy-{rate:g}"]
-        numbers = sum(sum(one.compressed) * HEADS * WIDTH for one in stored)
-        assert sum(one.key_bits + one.value_bits for one in stored) <= rate * numbers
-
-
-def test_the_reference_has_exactly_its_rate(every, basis: CalibratedBasis) -> None:
-    for rate, classes in itertools.product(reference.RATES, ("", "-classes")):
-        found = every[f"reference-{rate:g}{classes}"]
-        elements = 2 * CODED * HEADS
-        assert sum(one.key_bits for one in found) == pytest.approx(rate * elements * WIDTH, rel=1e-6)
-        assert sum(one.value_bits for one in found) == pytest.approx(rate * elements * DEPTH, rel=1e-6)
-        shares = basis.shares(rate, rate)[1][0]
-        assert found[1].key_bits == pytest.approx(float(shares.sum()) * CODED * WIDTH)
-
-
-def test_the_reference_needs_a_basis_of_every_layer(layers: list[Layer], basis: CalibratedBasis) -> None:
-    method = next(method for method in methods() if method.name == "reference-2")
-    with pytest.raises(CalibrationError, match="needs a calibrated basis; give one"):
-        method.store(layers, None)
-    with pytest.raises(CalibrationError, match=r"has no layers \[7\]"):
-        method.store([random_layer(7)], basis)
-
-
 def test_peers_need_no_basis(layers: list[Layer]) -> None:
     for method in methods():
-        if not method.name.startswith("reference"):
-            assert len(method.store(layers[:1], None)) == 1
+        assert len(method.store(layers[:1], None)) == 1

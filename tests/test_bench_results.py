@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
 
-from bench import at_a_glance, material, provenance, report, results
+from bench import material, provenance, report, results
 from bench.efficiency import report as efficiency
 from bench.experiments import __main__ as experiments
 from bench.experiments import pages as experiment_pages
@@ -37,7 +37,6 @@ FORMS = {
     "every_family": every_family,
     "test_deep": deep_page,
     "efficiency": efficiency.page,
-    "at_a_glance": at_a_glance.page,
 }
 
 
@@ -90,22 +89,6 @@ def test_a_page_is_formed_again_as_it_stands(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / f"{name}.json").exists()
 
 
-def test_the_five_numbers_are_those_of_their_pages() -> None:
-    pages = {name: report.read_results(RESULTS / name) for name in at_a_glance.SOURCES}
-    five = at_a_glance.gather(pages)
-    said = ["".join(row) for row in at_a_glance.rows(five)]
-    assert len(said) == 5
-    few = next(row for row in five["kl"] if row["cache"] == "bits-2.25")
-    bits = (RESULTS / "bits.md").read_text()
-    assert re.search(rf"`bits=2.25` .*\| {100 * few['share']:.1f}% \|.*\| {few['kl']:.4f} <small>", bits)
-    assert f"**{few['kl']:.4f}**" in said[2]
-    assert f"takes {five['steps'][-1]['ratio']:.2f} of the dense" in (RESULTS / "decode_bits.md").read_text()
-    assert f"**{five['steps'][-1]['ratio']:.2f} ×**" in said[3]
-    linked = re.findall(r"\]\(\./([^)]*)\)", "".join(said))
-    assert linked
-    assert all((RESULTS / page).is_file() for page in linked)
-
-
 def test_other_and_dirty_commits_are_refused_by_name() -> None:
     other, dirty = CLEAN | {"commit": "7654321"}, CLEAN | {"commit": "1234567+"}
     assert refuse({"a": CLEAN, "b": CLEAN | {"date": "2026-01-03"}})["date"] == "2026-01-02 to 2026-01-03"
@@ -142,7 +125,33 @@ def test_the_command_is_as_it_was_typed_without_folders_of_the_machine(monkeypat
 def page(value: dict) -> report.Page:
     """Say one number."""
     words, line = f"It took {value['seconds']} s.", [0, value["seconds"]]
-    return report.Page("Seconds", "A line", lambda figure: figure.subplots().plot(line), "?", words, ".")
+    draw = lambda figure: figure.subplots().plot(line)  # noqa: E731
+    return report.Page("Seconds", "A line", "Three seconds", draw, "?", words, ".")
+
+
+def test_records_count_for_their_settings_and_a_clean_commit_alone(tmp_path: Path) -> None:
+    """Those of changed files counted for answers and texts of a real model, whose commit and its plus were the same."""
+    path, beside, made = tmp_path / "runs" / "one.json", tmp_path / "runs" / "one.txt", []
+
+    def measure() -> dict:
+        beside.write_text("")
+        made.append(1)
+        return {"kl": len(made)}
+
+    for settings, source, count in (
+        ({"rows": (1, 2)}, CLEAN, 1),
+        ({"rows": (1, 2)}, CLEAN | {"date": "2026-01-03"}, 1),
+        ({"rows": (1, 3)}, CLEAN, 2),
+        ({"rows": (1, 3)}, CLEAN | {"commit": "7654321"}, 3),
+        ({"rows": (1, 3)}, CLEAN | {"commit": "7654321+"}, 4),
+        ({"rows": (1, 3)}, CLEAN | {"commit": "7654321+"}, 5),
+    ):
+        assert provenance.recorded(path, settings, source, measure, beside)["kl"] == count
+    assert provenance.recorded(path, {"rows": (1, 3)}, CLEAN, measure)["kl"] == 6
+    path.write_text("{")
+    assert provenance.recorded(path, {"rows": (1, 3)}, CLEAN, measure)["date"] == "2026-01-02"
+    beside.unlink()
+    assert provenance.recorded(path, {"rows": (1, 3)}, CLEAN, measure, beside)["kl"] == 8
 
 
 @pytest.mark.slow
@@ -245,10 +254,10 @@ def test_pages_of_experiments_are_of_one_commit(cells, tmp_path: Path) -> None:
     cells("mixed", "1234560", "--only", "seed=0")
     mixed = cells("mixed", "1234561")
     with pytest.raises(MixedError, match=r"several commits.*123456[01]: .*; 123456[01]: "):
-        experiment_pages.report("smollm2", mixed, tmp_path / "out", allow_dirty=False)
-    pages = experiment_pages.report("smollm2", mixed, tmp_path / "out", allow_dirty=True)
+        experiment_pages.report(mixed, tmp_path / "out", allow_dirty=False)
+    pages = experiment_pages.report(mixed, tmp_path / "out", allow_dirty=True)
     assert report.MARK in pages[0].read_text()
-    index, page = experiment_pages.report("smollm2", cells("one", "1234560"), tmp_path / "out", allow_dirty=False)
+    index, page = experiment_pages.report(cells("one", "1234560"), tmp_path / "out", allow_dirty=False)
     assert report.MARK not in index.read_text()
     assert "`python -m bench.experiments.pages smollm2`" in index.read_text()
     for text in (index.read_text(), page.read_text()):
@@ -271,7 +280,7 @@ def test_pages_of_experiments_take_their_words_from_todays_code(
     known = experiments.experiments()
     reworded = dataclasses.replace(known["solver_quality"], title="Another title", about="Is it so? It is.")
     monkeypatch.setattr(experiment_pages, "experiments", lambda: {**known, "solver_quality": reworded})
-    index, page = experiment_pages.report("smollm2", files, tmp_path / "out", allow_dirty=False)
+    index, page = experiment_pages.report(files, tmp_path / "out", allow_dirty=False)
     assert page.read_text().startswith("# Another title, on SmolLM2-135M\n")
     assert "- **Asked**: Is it so?\n" in page.read_text()
     assert "[Another title](solver_quality.md)" in index.read_text()

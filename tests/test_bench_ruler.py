@@ -15,10 +15,9 @@ import torch
 from bench.arena.contenders import Subject, contenders
 from bench.arena.prompt import Prompt
 from bench.ruler import __main__ as ruler
-from bench.ruler.cases import NOISE, Case
-from bench.ruler.measure import answer, measure, string_match_all, string_match_part
+from bench.ruler.cases import NOISE, TASKS, Case, make_case
+from bench.ruler.measure import answer, measure, string_match_all
 from bench.ruler.page import page
-from bench.ruler.tasks import TASKS, make_case, read_cases
 from grace_opt.hf import CalibratedBasis, attention_implementation
 from grace_opt.hf.models import POCKET_BASIS, POCKET_FOLDER, load_pocket
 from grace_opt.hf.tools.needle import make_prompt, question
@@ -40,20 +39,19 @@ def case_of(task, seed=0, tokens=1500):
 
 
 @pytest.mark.parametrize(
-    ("said", "expected", "all_of", "part"),
+    ("said", "expected", "all_of"),
     [
-        (" 1234567.", ["1234567"], 1, 1),
-        ("the values are 11, 22 and 44", ["11", "22", "33", "44"], 0.75, 1),
-        ("OSLO", ["oslo", "Bergen"], 0.5, 1),
-        ("12345678", ["2345"], 1, 1),  # RULER looks for strings, not for words
-        ("1 2", ["12"], 0, 0),
-        ("a\x07b", ["a\nb"], 1, 1),  # control characters are line breaks
-        ("", ["x"], 0, 0),
+        (" 1234567.", ["1234567"], 1),
+        ("the values are 11, 22 and 44", ["11", "22", "33", "44"], 0.75),
+        ("OSLO", ["oslo", "Bergen"], 0.5),
+        ("12345678", ["2345"], 1),  # RULER looks for strings, not for words
+        ("1 2", ["12"], 0),
+        ("a\x07b", ["a\nb"], 1),  # control characters are line breaks
+        ("", ["x"], 0),
     ],
 )
-def test_scores_by_hand(said, expected, all_of, part):
+def test_scores_by_hand(said, expected, all_of):
     assert string_match_all(said, expected) == all_of
-    assert string_match_part(said, expected) == part
 
 
 # ----------------------------------------------------------------------------------------------------------- tasks
@@ -124,20 +122,6 @@ def test_frequent_words_come_after_the_noise():
     assert shares[0] / shares[2] == pytest.approx(9, rel=0.1)
 
 
-def test_files_of_ruler(tmp_path):
-    file = tmp_path / "qa_1.head.jsonl"
-    file.write_text(json.dumps({"input": "Some documents.\nQuestion: who? Answer:", "outputs": ["Bo", "Bo B."]}) + "\n")
-    (case,) = read_cases(file)
-    assert (case.task, case.context, case.question) == ("qa_1", "Some documents.", "\nQuestion: who? Answer:")
-    assert (case.new_tokens, case.any_of) == (32, True)
-    for wrong in ("{}", "[", json.dumps({"input": "one line", "outputs": ["x"]}), ""):
-        file.write_text(wrong + "\n")
-        with pytest.raises(SystemExit, match=r"qa_1.head.jsonl"):
-            read_cases(file)
-    with pytest.raises(SystemExit, match="cannot be read"):
-        read_cases(tmp_path / "none.jsonl")
-
-
 # --------------------------------------------------------------------------------------------------------- answers
 
 
@@ -184,22 +168,20 @@ def value():
          "rows": {"dense": {"score": dense, "answer": ""}, "int4": {"score": small, **size}}}
         for task, dense, small in (("vt", 1.0, 1.0), ("vt", 0.5, 0.0), ("cwe", 0.0, 0.0), ("cwe", 1.0, 1.0))
     ]  # fmt: skip
-    return {"model": "M", "length": 2048, "files": [], "methods": {"int4": "four bits"}, "cases": cases}
+    return {"model": "M", "length": 2048, "methods": {"int4": "four bits"}, "cases": cases}
 
 
-def test_the_page_has_means_differences_and_what_is_not_run():
+def test_the_page_has_means_and_differences():
     made = page(value())
     assert made.found == "Of the dense cache's 62.5 points: four bits -12.5 points at 33.0% of the bytes."
     assert "| vt | 2 | 75 | 50 |" in made.tables
     assert "| cwe | 2 | 50 | 50 |" in made.tables
     assert "| all cases | 4 | 62.5 | 50.0 |" in made.tables
-    assert "| qa_1 | not run here | – | – |" in made.tables
-    assert any("--file qa_1.jsonl" in line for line in made.details[0][1])
 
 
 @pytest.mark.slow
 def test_the_command_writes_a_page(tmp_path, monkeypatch):
-    """On a file of two cases in the pocket model's own words; its basis is not made anew."""
+    """Of two cases in the pocket model's own words; its basis is not made anew."""
 
     def shipped(model, tokenizer, path, source):
         path.parent.mkdir(parents=True)
@@ -207,27 +189,17 @@ def test_the_command_writes_a_page(tmp_path, monkeypatch):
         return CalibratedBasis.load(path), 0.0
 
     monkeypatch.setattr(ruler, "calibrated", shipped)
-    file = tmp_path / "niah_single_1.jsonl"
-    cases = [needle_case(seed) for seed in (2, 3)]
-    lines = [{"input": f"{c.context}\n{c.question}", "outputs": list(c.expected)} for c in cases]
-    file.write_text("\n".join(map(json.dumps, lines)))
+    monkeypatch.setattr(ruler, "make_case", lambda *given: needle_case(given[-1] + 2))
+    (tmp_path / "essay.txt").write_text("Nothing of note happened.")
     out = tmp_path / "ruler"
-    given = [
-        "--model",
-        str(POCKET_FOLDER),
-        "--file",
-        str(file),
-        "--methods",
-        "bits-3",
-        "--runs",
-        str(tmp_path / "runs"),
-    ]
+    given = ["--model", str(POCKET_FOLDER), "--text", str(tmp_path / "essay.txt"), "--tasks", "niah_single_1"]
+    given += ["--cases", "2", "--methods", "bits-3", "--runs", str(tmp_path / "runs")]
     ruler.main([*given, "--out", str(out), "--allow-dirty"])
-    assert "| niah_single_1 | 2 | 100 | 100 |" in (tmp_path / "ruler.md").read_text()
+    assert "| niah | 2 | 100 | 100 |" in (tmp_path / "ruler.md").read_text()
     found = json.loads((tmp_path / "ruler.json").read_text())
     assert [case["rows"]["bits-3"]["score"] for case in found["cases"]] == [1, 1]
     assert found["provenance"].keys() >= CLEAN.keys()
-    file.write_text(json.dumps({"input": "a b\nc", "outputs": ["x"]}))
+    monkeypatch.setattr(ruler, "make_case", lambda *given: Case("niah", "a b", "c", ("x",), 1))
     with pytest.raises(SystemExit, match="too few to compress"):
         ruler.main([*given, "--allow-dirty"])
     with pytest.raises(SystemExit):

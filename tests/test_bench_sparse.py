@@ -11,8 +11,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from bench import sparse
-from bench.sparse_graphs import KINDS, uniform, weight_of
-from bench.sparse_peers import PEERS, dwave, highest, peel, peel_igraph, plain
+from bench.sparse_peers import KINDS, PEERS, dwave, highest, peel, peel_igraph, plain, uniform, weight_of
 from grace_opt import solve
 from tests import oracle
 

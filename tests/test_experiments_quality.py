@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
 
 pytest.importorskip("transformers", reason="needs the extra hf")
 
@@ -131,63 +130,6 @@ def test_windows_that_do_not_fit(windows: tuple[int, int, int, int]) -> None:
 # Where tensors come from
 
 
-def arrays(**changes: Any) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    made = {
-        "q": rng.normal(size=(2, 4, 12, 8)).astype("float16"),
-        "k": rng.normal(size=(2, 2, 12, 8)).astype("float16"),
-        "v": rng.normal(size=(2, 2, 12, 5)).astype("float16"),
-    }
-    return {name: value for name, value in {**made, **changes}.items() if value is not None}
-
-
-@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
-def test_files_of_tensors(tmp_path: Path, suffix: str) -> None:
-    path, given = tmp_path / f"captured.{suffix}", arrays(layers=np.array([3, 7]))
-    np.savez(path, **given) if suffix == "npz" else save_file(given, path)
-    assert tensors.layer_numbers(str(path)) == (3, 7)
-    (found,) = tensors.load(str(path), 0, 8, 2, [7])
-    assert (found.layer, found.scaling) == (7, 8**-0.5)
-    assert found.keys.shape == (2, 10, 8)
-    assert found.keys.dtype == torch.float32
-    assert np.array_equal(found.values.numpy(), given["v"][1, :, :10].astype("float32"))
-    for arguments, message in [
-        ((1, 8, 2), "one passage"),
-        ((0, 8, 5), "holds 12 tokens"),
-        ((0, 8, 2, [4]), "no layer 4"),
-        ((0, 0, 2), "give at least"),
-    ]:
-        with pytest.raises(GraceError, match=message):
-            tensors.load(str(path), *arguments)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"k": None}, "no tensor keys or k; it has q, v"),
-        ({"q": np.zeros((2, 4, 12))}, r"\(layers, heads, tokens, width\)"),
-        ({"q": np.zeros((2, 4, 12, 8), dtype=int)}, "floating point"),
-        ({"q": np.zeros((2, 3, 12, 8))}, "multiple of KV heads"),
-        ({"q": np.zeros((2, 4, 12, 6))}, "do not go together"),
-        ({"v": np.full((2, 2, 12, 5), np.nan)}, "not finite"),
-        ({"layers": np.array([1, 1])}, "different numbers"),
-    ],
-)
-def test_files_of_tensors_that_are_wrong(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    np.savez(tmp_path / "bad.npz", **arrays(**changes))
-    with pytest.raises(tensors.TensorError, match=message):
-        tensors.layer_numbers(str(tmp_path / "bad.npz"))
-
-
-def test_no_file_of_tensors_and_none_that_can_be_read(tmp_path: Path) -> None:
-    with pytest.raises(tensors.TensorError, match="no file of tensors"):
-        tensors.layer_numbers(str(tmp_path / "none.npz"))
-    for name in ("broken.npz", "broken.safetensors"):
-        (tmp_path / name).write_bytes(b"nothing of that kind")
-        with pytest.raises(tensors.TensorError, match="cannot be read"):
-            tensors.layer_numbers(str(tmp_path / name))
-
-
 def test_the_pocket_model_brings_its_own_texts() -> None:
     first, second = tensors.load("", 0, 40, 8, [0, 2]), tensors.load("pocket", 0, 40, 8, [2])
     assert [found.layer for found in first] == [0, 2]
@@ -251,27 +193,25 @@ def test_what_is_missing_is_said() -> None:
     options = experiment.options("full", {})
     assert "--model" in experiment.needs(Settings("full", 0, "", "cpu", options))
     assert "--set texts" in experiment.needs(Settings("pocket", 0, "some/model", "cpu", options))
-    assert not experiment.needs(Settings("full", 0, "x.npz", "cpu", options))
     with pytest.raises(OptionError, match="layers=two"):
         experiment.cells(Settings("smoke", 0, "", "cpu", experiment.options("smoke", {"layers": "two"})))
 
 
-def test_rows_of_one_text(tmp_path: Path) -> None:
+def test_rows_of_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """THINK is its own baseline, and the optimum is lowest."""
     rng = np.random.default_rng(0)
     # Channels of a trained head are correlated; of unrelated ones, THINK's choice is mostly the best.
     made = {
         n: rng.normal(size=(1, h, 140, 4)) @ rng.normal(size=(4, 16)) for n, h in zip("qkv", (4, 2, 2), strict=True)
     }
-    np.savez(tmp_path / "x.npz", **{n: array + 0.3 * rng.normal(size=array.shape) for n, array in made.items()})
-    settings = Settings(
-        "smoke", 0, str(tmp_path / "x.npz"), "cpu", reconstruction.Options(prompt=120, later=12, ratios=(0.5,))
-    )
+    parts = (torch.from_numpy(array + 0.3 * rng.normal(size=array.shape))[0].float() for array in made.values())
+    given = tensors.LayerTensors(0, *(part[:, :132] for part in parts), scaling=0.25)
+    monkeypatch.setattr(reconstruction, "load", lambda *_: [given])
+    settings = Settings("smoke", 0, "", "cpu", reconstruction.Options(prompt=120, later=12, ratios=(0.5,)))
     rows = {row["method"]: row for row in reconstruction.run(reconstruction.cells(settings)[0])}
     assert rows["THINK"]["reduction_observed"] == rows["THINK"]["reduction_later"] == 0
     assert rows["optimum"]["reduction_observed"] >= max(row["reduction_observed"] for row in rows.values()) - 1e-9
     assert rows["optimum"]["proved"] == 100
-    (given,) = tensors.load(settings.model, 0, 120, 12)
     W = quality.interactions(given, 120)
     f = {m: quality.choose(m, W, given.keys[:, :120], 0.5).f for m in ("THINK", "MIES")}
     assert f["MIES"].sum() != f["THINK"].sum()

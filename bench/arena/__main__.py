@@ -28,16 +28,12 @@ from bench.arena.run import run
 from bench.arena.stored import Method
 from bench.bits import ASKED
 from bench.caches import SINKS, WINDOW, calibrated
-from bench.material import MODEL, books, model_path, require_texts
+from bench.material import books, open_model
 from bench.passages import cases, long_passages, passages
-from bench.provenance import refuse, require_clean
+from bench.provenance import digest, refuse
 from bench.questions import DEFAULT, prompts, read_questions
-from bench.real_model import digest
-from bench.report import add_options, read_results, write_results
+from bench.report import parser_of, publish
 from grace_opt.errors import GraceError
-from grace_opt.hf.models import disable_progress_bars, load_model
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def peers() -> list[Method]:
@@ -49,18 +45,10 @@ def peers() -> list[Method]:
 
 def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse and check the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.arena", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
-    parser.add_argument("--name", help="what to call the model in the results (default: the last part of --model)")
-    parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: four, fetched)")
+    parser = parser_of("arena", __doc__, model=True)
     parser.add_argument("--questions", type=Path, default=DEFAULT, help="TOML; default: bench/questions.toml")
     parser.add_argument("--tokens", type=int, default=2048, help="of a passage (default %(default)s)")
     parser.add_argument("--long", type=int, default=7168, help="of a long passage; 0 for none (default %(default)s)")
-    parser.add_argument(
-        "--long-halves", choices=("B", "AB"), default="B", help="halves of long passages (default %(default)s)"
-    )
     parser.add_argument("--later", type=int, default=256, help="of these, fed after the prompt (default %(default)s)")
     parser.add_argument("--cases", type=int, default=52, help="hidden words (default %(default)s)")
     parser.add_argument("--context", type=int, default=1600, help="tokens around a hidden word (default %(default)s)")
@@ -70,8 +58,6 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--without", nargs="+", metavar="NAME", default=[], help="methods to leave out")
     parser.add_argument("--quick", action="store_true", help="two passages, one long one, four words, one text")
     parser.add_argument("--list", action="store_true", help="show the methods without measuring them")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "arena", help="folder of the records")
-    add_options(parser, "arena")
     args = parser.parse_args(given)
     for name, tokens in (("--tokens", args.tokens), ("--long", args.long)):
         if tokens and not 2 <= args.later <= tokens - SINKS - WINDOW - 1:
@@ -81,7 +67,6 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
             )
     if args.tokens < 1 or min(args.long, args.cases, args.chat) < 0 or args.new_tokens < 1:
         raise SystemExit("--tokens and --new-tokens are at least 1; --long, --cases and --chat at least 0")
-    require_texts(args.text)
     return args
 
 
@@ -98,52 +83,50 @@ def competing(args: argparse.Namespace) -> dict[str, Any]:
 
 def main(given: Sequence[str] | None = None) -> None:
     args = parsed(given)
-    if args.report_only:
-        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
-        return
-    found = competing(args)
+    found = {} if args.report_only else competing(args)
     if args.list:
         print("\n".join(f"{name:<28} {one.title} ({one.source})" for name, one in found.items()))
         return
-    source, now = require_clean(args.allow_dirty), datetime.now(UTC).isoformat()
-    texts = args.text or books()
-    sets = read_questions(args.questions) if args.chat else []
-    disable_progress_bars()
-    where = model_path(args.model)
-    model, tokenizer = load_model(where)
-    if tokenizer is None:
-        raise SystemExit(f"--model {args.model}: there is no tokenizer with it, so texts cannot be read")
-    context, longest = model.config.max_position_embeddings, max(args.tokens, args.long, args.context + ASKED)
-    if max(longest, args.chat + args.new_tokens) > context:
-        raise SystemExit(
-            f"--tokens {args.tokens} --long {args.long} --context {args.context} --chat {args.chat}: this model's "
-            f"context has {context}, of which a question takes up to {ASKED} and an answer {args.new_tokens}"
-        )
-    some = 2 if args.quick else None
-    short = passages(texts, tokenizer, args.tokens)[:some]
-    every = long_passages(texts, tokenizer, args.long) if args.long else []
-    long = [one for one in every if one.half in args.long_halves][: 1 if args.quick else None]
-    asked = cases(texts, tokenizer, min(args.cases, 4) if args.quick else args.cases, args.context)
-    chat = [prompts(text, tokenizer, args.chat) for text in (sets[:1] if args.quick else sets)]
-    file = args.runs / "basis.safetensors"
-    basis, seconds = calibrated(model, tokenizer, file, source)
-    arena = Arena(Subject(model, basis, file), tokenizer, found, short, long, asked, chat, args.later, args.new_tokens)
-    try:
-        records, sources = run(arena, args.runs, source, now)
-    except GraceError as error:
-        raise SystemExit(str(error)) from None
-    value = {
-        "provenance": refuse(sources, args.allow_dirty),
-        "model": args.name or Path(where).stem,
-        "weights": digest(*model.parameters()),
-        **{"tokens": args.tokens, "long_tokens": args.long, "later": args.later, "sinks": SINKS, "window": WINDOW},
-        **{"chat_tokens": args.chat, "new_tokens": args.new_tokens},
-        "calibration": {"texts": basis.texts, "tokens": basis.tokens, "seconds": seconds},
-        "without": [*args.without, *(["all but those of --methods"] if args.methods else [])],
-        "methods": {n: {"title": one.title, "family": one.family, "source": one.source} for n, one in found.items()},
-        **records,
-    }
-    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+
+    def measured(source: dict[str, Any]) -> dict[str, Any]:
+        texts = args.text or books()
+        sets = read_questions(args.questions) if args.chat else []
+        model, tokenizer, label = open_model(args)
+        if tokenizer is None:
+            raise SystemExit(f"--model {args.model}: there is no tokenizer with it, so texts cannot be read")
+        context, longest = model.config.max_position_embeddings, max(args.tokens, args.long, args.context + ASKED)
+        if max(longest, args.chat + args.new_tokens) > context:
+            raise SystemExit(
+                f"--tokens {args.tokens} --long {args.long} --context {args.context} --chat {args.chat}: this model's "
+                f"context has {context}, of which a question takes up to {ASKED} and an answer {args.new_tokens}"
+            )
+        few = (2, 1, 4, 1) if args.quick else (None,) * 4
+        short = passages(texts, tokenizer, args.tokens)[: few[0]]
+        long = (long_passages(texts, tokenizer, args.long) if args.long else [])[: few[1]]
+        asked = cases(texts, tokenizer, args.cases, args.context)[: few[2]]
+        chat = [prompts(text, tokenizer, args.chat) for text in sets[: few[3]]]
+        file = args.runs / "basis.safetensors"
+        basis, seconds = calibrated(model, tokenizer, file, source)
+        subject = Subject(model, basis, file)
+        arena = Arena(subject, tokenizer, found, short, long, asked, chat, args.later, args.new_tokens)
+        try:
+            records, sources = run(arena, args.runs, source, datetime.now(UTC).isoformat())
+        except GraceError as error:
+            raise SystemExit(str(error)) from None
+        return {
+            "provenance": refuse(sources, args.allow_dirty),
+            **{"model": label, "weights": digest(*model.parameters())},
+            **{"tokens": args.tokens, "long_tokens": args.long, "later": args.later, "sinks": SINKS, "window": WINDOW},
+            **{"chat_tokens": args.chat, "new_tokens": args.new_tokens},
+            "calibration": {"texts": basis.texts, "tokens": basis.tokens, "seconds": seconds},
+            "without": [*args.without, *(["all but those of --methods"] if args.methods else [])],
+            "methods": {
+                name: {"title": one.title, "family": one.family, "source": one.source} for name, one in found.items()
+            },
+            **records,
+        }
+
+    publish(args, page, measured)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,10 @@ from bench.arena.prompt import Prompt
 from bench.caches import sizes_of
 from bench.intervals import DENSE
 from bench.passages import Case, Passage
+from bench.provenance import digest
 from bench.questions import Prompt as Question
 from bench.questions import answered, in_common
-from bench.real_model import digest
 from grace_opt.hf.tools.evaluation import ask, compare_predictions, next_token_log_probs
-
-#: The dense cache, which answers questions as well.
 
 
 @dataclass

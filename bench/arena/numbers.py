@@ -15,10 +15,6 @@ from grace_opt.sweep import Interval, mean_interval, paired_interval
 #: What is chosen on, and what is reported.
 CHOSEN, REPORTED = "A", "B"
 BOTH = CHOSEN + REPORTED
-#: Begins the names of references: noise at a rate, no methods.
-REFERENCE = "reference"
-#: Marks the families of peers' quantisers with our classes of tokens.
-CROSSING = "with token classes"
 
 
 def numbers(value: dict[str, Any], part: str, name: str, measure: str, half: str | None = None) -> list[float]:
@@ -72,16 +68,10 @@ def families(value: dict[str, Any], part: str) -> dict[str, list[str]]:
 
 
 def peers(value: dict[str, Any], part: str, least: float, most: float) -> Iterator[str]:
-    """Yield the methods of others that have between `least` and `most` bits, without crossings with our classes."""
+    """Yield the methods of others that have between `least` and `most` bits."""
     for family, each in families(value, part).items():
-        if family in OUR_FAMILIES or is_reference(each) or CROSSING in family:
-            continue
-        yield from (name for name in each if least <= mean(value, part, name, "bits") <= most)
-
-
-def is_reference(names: list[str]) -> bool:
-    """Return whether the methods of a family are references."""
-    return names[0].startswith(REFERENCE)
+        if family not in OUR_FAMILIES:
+            yield from (name for name in each if least <= mean(value, part, name, "bits") <= most)
 
 
 def nearest(value: dict[str, Any], part: str, family: str, bits: float, within: float = 0.15) -> str | None:

@@ -1,24 +1,107 @@
-"""Measure the cells that have no record yet, by `grace_opt.sweep`, and gather all records for the page.
+"""What is measured where, and the run: cells without a record, by `grace_opt.sweep`, and all records for the page.
 
-When: ``python -m bench.arena``. Ctrl-C keeps every finished cell; the same command goes on from there.
+Every method is measured on short passages, some on long ones, hidden words and questions. Cells of one prompt stand
+together, so that it is read once. Ctrl-C keeps every finished cell; the same command goes on from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bench.arena.contenders import Contender
 from bench.arena.measure import Arena
-from bench.arena.plan import cells_of_cases, cells_of_long, cells_of_passages, cells_of_texts
 from bench.intervals import DENSE
-from bench.provenance import is_clean
-from bench.real_model import digest
+from bench.passages import HALVES
+from bench.provenance import digest, is_clean
 from grace_opt.hf import attention_implementation
 from grace_opt.sweep import Cell, Record, read_cell, run_sweep
 from grace_opt.sweep.measure import Function
+
+#: On half A of the passages as well: what the page compares.
+BOTH_HALVES = (
+    *("bits-1", "bits-1.5", "bits-2", "bits-2.25", "bits-3", "bits-4", "int4", "grace-0.5"),
+    *("transformers-4", "kivi-4-g32", "kivi-2-g32", "turboquant-4", "turboquant-3", "turboquant-2", "hadamard-4"),
+    *("hadamard-3", "oscar-3", "block-gtq-3", "rdkv-3", "rdkv-2.5", "snapkv-at-2.25", "h2o-at-2.25"),
+)
+#: On long passages.
+LONG = (
+    *("bits-1", "bits-1.5", "bits-2", "bits-2.25", "bits-3", "grace-0.5", "snapkv-at-2.25"),
+    *("kivi-4-g32", "kivi-2-g32", "turboquant-4", "turboquant-3", "turboquant-2"),
+)
+#: Asked for hidden words.
+RETRIEVAL = (
+    *("bits-1", "bits-1.5", "bits-2", "bits-3", "int4", "snapkv-at-2.25"),
+    *("kivi-2-g32", "turboquant-2"),
+)
+#: Asked questions.
+CHAT = ("bits-2", "bits-2.25", "int4", "snapkv-at-2.25", "kivi-2-g32", "turboquant-4", "turboquant-2")
+
+
+def chosen(names: Sequence[str], contenders: Mapping[str, Contender]) -> list[str]:
+    """Return those of the names that compete; the command line may have left some out."""
+    return [name for name in names if name in contenders]
+
+
+def cells_of_passages(arena: Arena, common: Mapping[str, Any]) -> list[Cell]:
+    """Return a cell for every contender and short passage; on half A for those of `BOTH_HALVES`."""
+    return list(_passages(arena, common, list(arena.contenders), False))
+
+
+def cells_of_long(arena: Arena, common: Mapping[str, Any]) -> list[Cell]:
+    """Return a cell for every one of `LONG` and long passage."""
+    return list(_passages(arena, common, chosen(LONG, arena.contenders), True)) if arena.long else []
+
+
+def _passages(arena: Arena, common: Mapping[str, Any], names: Sequence[str], long: bool) -> Iterator[Cell]:
+    halves = {passage.half for passage in arena.passages}
+    for number, passage in enumerate(arena.long if long else arena.passages):
+        ids = digest(passage.ids)
+        for name in names:
+            if not long and passage.half == HALVES[0] and len(halves) > 1 and name not in BOTH_HALVES:
+                continue
+            where = {"long": long, "passage": number, "ids": ids, "later": arena.later}
+            settings = {"method": name, "settings": arena.contenders[name].settings}
+            yield Cell("long" if long else "passages", {**common, **where, **settings})
+
+
+def cells_of_cases(arena: Arena, common: Mapping[str, Any]) -> list[Cell]:
+    """Return a cell for every one of `RETRIEVAL`, and the dense cache, and hidden word."""
+    found = []
+    for number, case in enumerate(arena.cases):
+        ids = digest(case.context, case.question, case.answer)
+        for name in (DENSE, *chosen(RETRIEVAL, arena.contenders)):
+            found.append(Cell("retrieval", {**common, "case": number, "ids": ids, **_method(arena, name)}))
+    return found
+
+
+def cells_of_texts(arena: Arena, common: Mapping[str, Any], asked: Sequence[Sequence[int]] | None) -> list[Cell]:
+    """Return the cells of questions: those of the dense cache, or of all others about what it answers.
+
+    Parameters
+    ----------
+    arena : Arena
+    common : mapping
+        Goes into every cell.
+    asked : sequence of sequences of int, optional
+        The numbers of the questions about each text that the dense cache answers; None is for the dense cache itself.
+    """
+    found = []
+    for number, text in enumerate(arena.texts):
+        questions = list(range(len(text))) if asked is None else list(asked[number])
+        ids = digest(*(torch.tensor(question.ids) for question in text))
+        for name in [DENSE] if asked is None else chosen(CHAT, arena.contenders):
+            if questions:
+                where = {"text": number, "questions": questions, "ids": ids, "new_tokens": arena.new_tokens}
+                found.append(Cell("chat", {**common, **where, **_method(arena, name)}))
+    return found
+
+
+def _method(arena: Arena, name: str) -> dict[str, str]:
+    return {"method": name, "settings": "" if name == DENSE else arena.contenders[name].settings}
 
 
 def settings_of_all(arena: Arena, source: Mapping[str, Any], now: str) -> dict[str, Any]:

@@ -12,11 +12,9 @@ from bench.arena.contenders import ABLATED, OUR_FAMILIES, OURS
 from bench.arena.numbers import (
     BOTH,
     CHOSEN,
-    CROSSING,
     best,
     families,
     interval,
-    is_reference,
     mean,
     names,
     nearest,
@@ -30,7 +28,8 @@ from bench.report import small, table
 
 def methods(value: dict[str, Any], part: str, only: Sequence[str] | None = None) -> list[str]:
     """Return a row for every method, or for some, family by family."""
-    other = CHOSEN if told(value, part) != CHOSEN and numbers_of_chosen(value, part) else None
+    both = {one["half"] for one in value[part]} == set(BOTH)
+    other = CHOSEN if both else None
     head = ["method", "bits", "K", "V", "% of 16 bits", f"KL, half {told(value, part)}"]
     head += [f"KL, half {other}"] * (other is not None) + ["likeliest token equal", "ΔNLL", "seconds"]
     rows = []
@@ -45,11 +44,6 @@ def methods(value: dict[str, Any], part: str, only: Sequence[str] | None = None)
             row += [f"{mean(value, part, name, 'top1'):.1%}", f"{mean(value, part, name, 'nll'):+.4f}"]
             rows.append([*row, f"{mean(value, part, name, 'seconds'):.1f}"])
     return table(head, rows)
-
-
-def numbers_of_chosen(value: dict[str, Any], part: str) -> bool:
-    """Return whether half A was measured."""
-    return any(one["half"] == CHOSEN for one in value[part])
 
 
 def kinds(value: dict[str, Any]) -> list[str]:
@@ -67,7 +61,7 @@ def kinds(value: dict[str, Any]) -> list[str]:
 
 
 def ablation(value: dict[str, Any]) -> list[str]:
-    """Return what `bits=` loses without a part, and what others gain by our classes of tokens."""
+    """Return what `bits=` loses without a part."""
     rows = []
     for family in OUR_FAMILIES[1:]:
         cells = []
@@ -77,21 +71,11 @@ def ablation(value: dict[str, Any]) -> list[str]:
             found = ratio(value, "passages", name, whole)
             cells.append(with_ends(found, ".2f") if found else "–")
         rows.append([family.replace(OURS + ", ", ""), *cells])
-    lines = [
+    return [
         "KL as a multiple of that of `bits=` as it is.",
         "",
         *table(["without a part", *(f"{bits:g} bits" for bits in ABLATED)], rows),
     ]
-    crossed = [
-        [value["methods"][name]["title"], f"{mean(value, 'passages', name, 'bits'):.2f}", _kl(value, name)]
-        for family, each in families(value, "passages").items()
-        if CROSSING in family and not is_reference(each)
-        for name in each
-    ]
-    if crossed:
-        lines += ["Other people's quantisers with our classes of tokens:", ""]
-        lines += table(["method", "bits", "KL"], crossed)
-    return lines
 
 
 def retrieval(value: dict[str, Any]) -> list[str]:
@@ -132,10 +116,6 @@ def sources(value: dict[str, Any]) -> list[str]:
 
 def _title(value: dict[str, Any], name: str) -> str:
     return "dense" if name == DENSE else str(value["methods"][name]["title"])
-
-
-def _kl(value: dict[str, Any], name: str) -> str:
-    return with_ends(interval(value, "passages", name, "kl"))
 
 
 TURBO = "TurboQuant"

@@ -1,4 +1,4 @@
-"""The command line of the efficiency benchmark: ``python -m bench.efficiency``.
+"""Time to first token, time per token and memory of caches, side by side: ``python -m bench.efficiency``.
 
 Writes docs/results/efficiency.{json,md,png}, or ``--out``. Ctrl-C keeps what is measured. If a cache runs out of memory
 or fails, the page says so, and the others are still measured.
@@ -19,7 +19,7 @@ from bench.efficiency.methods import METHODS
 from bench.efficiency.report import page
 from bench.efficiency.subject import DTYPES, SHAPES, Subject, random_weights, real_weights
 from bench.provenance import require_clean
-from bench.report import add_options, read_results, write_results
+from bench.report import parser_of, read_results, write_results
 from grace_opt import MaskProvider
 from grace_opt.errors import GraceError
 from grace_opt.hf.models import disable_progress_bars
@@ -27,12 +27,11 @@ from grace_opt.hf.models import disable_progress_bars
 ATTENTION = ("sdpa", "eager")
 #: Tokens that stay dense: no prompt is shorter.
 RECENT = 32
-DESCRIPTION = "Time to first token, time per token and memory of key caches, side by side."
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line; everything that can be checked without a model is."""
-    parser = argparse.ArgumentParser(prog="python -m bench.efficiency", description=DESCRIPTION)
+    parser = parser_of("efficiency", __doc__)
     parser.add_argument("--shape", default="smollm2-135m", help=f"{', '.join(SHAPES)} (default %(default)s)")
     parser.add_argument("--model", help="a real model instead: Hub id, folder or .gguf file")
     parser.add_argument("--layers", type=int, help="of the shape (default: all; on a CPU 8 of smollm2-135m, 1 of 7-8B)")
@@ -45,7 +44,6 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="that count, after one (default %(default)s)")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), help=f"of {', '.join(METHODS)} (default: all)")
     parser.add_argument("--attention", nargs="+", default=["sdpa"], help="sdpa, eager or both (default: sdpa)")
-    add_options(parser, "efficiency")
     args = parser.parse_args(given)
     for option, names, known in (
         ("--shape", [args.shape], SHAPES),
@@ -76,7 +74,7 @@ def check(args: argparse.Namespace, subject: Subject) -> None:
         )
     for ratio in args.ratio:
         try:
-            MaskProvider("grace", ratio).count(subject.sizes.head_dim)
+            MaskProvider("grace", ratio).count(subject.head_dim)
         except GraceError as error:
             raise SystemExit(f"--ratio {ratio:g}: {error}") from None
 
@@ -115,7 +113,7 @@ def results(args: argparse.Namespace, subject: Subject, rows: Sequence[Row], sou
     about = {
         "words": subject.words,
         "shape": subject.shape,
-        "layers": subject.sizes.layers,
+        "layers": subject.layers,
         **{name: getattr(args, name) for name in ("device", "dtype", "rounds", "new_tokens")},
         "device_name": torch.cuda.get_device_name() if args.device == "cuda" else "the CPU",
         "threads": torch.get_num_threads(),

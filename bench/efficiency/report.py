@@ -49,13 +49,15 @@ def page(value: Mapping[str, Any]) -> Page:
         tables += [f"**{context:,} tokens × {batch}**, {attention} attention.", ""]
         tables += table(of_size, paper=value["shape"] == "llama3-8b")
     plain = value["words"].replace("*", "")
+    compared = _compared(rows)
     return Page(
         title="Time to first token, time per token, memory",
         picture="Lines: time per token by length of the prompt, for each cache",
-        draw=lambda figure: draw(figure, rows, f"{plain}, {value['dtype']}, {value['device_name']}"),
+        headline=compared[0],
+        draw=lambda figure: draw(figure, rows),
         asked="How do the time to the first token, the time per token after it, and the bytes change with a pruned "
         "cache?",
-        found=_found(rows),
+        found=compared[1],
         sure=f"These are medians of {value['rounds']} rounds with caches taking turns, on {on}, with {plain}, "
         f"{value['dtype']}; other machines have other times and ratios{gpu}.",
         tables=tables,
@@ -63,25 +65,30 @@ def page(value: Mapping[str, Any]) -> Page:
     )
 
 
-def _found(rows: Sequence[Row]) -> str:
-    """GRACE beside dense at the longest context that both were measured at."""
+def _compared(rows: Sequence[Row]) -> tuple[str, str]:
+    """GRACE beside dense at the longest context that both were measured at: for the picture, and for the page."""
     done = [row for row in rows if row.status == MEASURED]
     for (_, batch, context), of_size in sorted(by_size(done), key=lambda pair: pair[0][1:], reverse=True):
         dense = next((row for row in of_size if row.method == "dense"), None)
         ours = [row for row in of_size if row.method in ("grace", "grace+int4-kv")]
         if dense is None or not ours:
             continue
-        parts = []
+        parts, steps = [], []
         for row in ours:
             first, step = ((row.median(part) or 0) / (dense.median(part) or 1) for part in ("ttft_s", "tpot_s"))
             size = (row.cache_bytes or 0) / (dense.cache_bytes or 1)
+            steps.append(f"{METHODS[row.method].title}: {step:.2f} ×")
             parts.append(
                 f"{METHODS[row.method].title} (λ = {row.ratio:g}): {first:.2f} × the time to the first token, "
                 f"{step:.2f} × the time per token, {size:.2f} × the bytes"
             )
         prompts = "a prompt" if batch == 1 else f"{batch} prompts at once"
-        return f"With {prompts} of {context:,} tokens, compared with a dense cache: " + "; ".join(parts) + "."
-    return "Nothing to compare: dense and pruned caches were not both measured."
+        return (
+            f"Time per token after {context:,} tokens, as a multiple of a dense cache's: {', '.join(steps)}",
+            f"With {prompts} of {context:,} tokens, compared with a dense cache: " + "; ".join(parts) + ".",
+        )
+    nothing = "Nothing to compare: dense and pruned caches were not both measured."
+    return nothing, nothing
 
 
 def _counted(value: Mapping[str, Any]) -> list[str]:
@@ -150,16 +157,14 @@ def _cell(value: float | None, unit: str) -> str:
     return "–" if value is None else si(value, unit)
 
 
-def draw(figure: Any, rows: Sequence[Row], title: str) -> None:
+def draw(figure: Any, rows: Sequence[Row]) -> None:
     """A panel for each attention function, batch and λ: time per token against context.
 
     Parameters
     ----------
     figure : matplotlib.figure.Figure
     rows : sequence of Row
-    title : str
     """
-    figure.suptitle(title, fontsize=10)
     ratios: list[float | None] = list(dict.fromkeys(row.ratio for row in rows if row.ratio is not None)) or [None]
     sizes = list(dict.fromkeys((row.attention, row.batch) for row in rows))
     panels = [(*size, ratio) for size in sizes for ratio in ratios]

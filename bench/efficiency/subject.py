@@ -38,8 +38,7 @@ class Subject:
     Attributes
     ----------
     model : PreTrainedModel
-    sizes : Model
-        For the cost model; its layers are those that there are.
+    layers, head_dim : int
     maximum : int
         Tokens of the longest prompt that it reads.
     words : str
@@ -49,7 +48,8 @@ class Subject:
     """
 
     model: PreTrainedModel
-    sizes: Model
+    layers: int
+    head_dim: int
     maximum: int
     words: str
     shape: str | None = None
@@ -88,7 +88,8 @@ def random_weights(shape: str, layers: int | None, device: str, dtype: str) -> S
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval()
     depth = "all" if layers == full.layers else f"**{layers} of**"
-    return Subject(model, sizes, maximum, f"{full.models}'s shape, random weights, {depth} {full.layers} layers", shape)
+    words = f"{full.models}'s shape, random weights, {depth} {full.layers} layers"
+    return Subject(model, layers, sizes.head_dim, maximum, words, shape)
 
 
 def check_fits(sizes: Model, device: str, dtype: str) -> None:
@@ -112,16 +113,7 @@ def real_weights(where: str, device: str, dtype: str) -> Subject:
     except ModelError as error:
         raise SystemExit(f"--model: {error}") from None
     config = model.config.get_text_config(decoder=True)
-    heads = config.num_attention_heads
-    sizes = Model(
-        models=Path(where).name,
-        layers=config.num_hidden_layers,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        query_heads=heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
-        vocabulary=config.vocab_size,
-    )
-    words = f"{sizes.models}, all {sizes.layers} layers"
-    return Subject(model.to(device, DTYPES[dtype]), sizes, config.max_position_embeddings, words)
+    layers, width = config.num_hidden_layers, config.hidden_size // config.num_attention_heads
+    words, longest = f"{Path(where).name}, all {layers} layers", config.max_position_embeddings
+    model = model.to(device, DTYPES[dtype])
+    return Subject(model, layers, getattr(config, "head_dim", None) or width, longest, words)

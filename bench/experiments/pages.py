@@ -1,6 +1,6 @@
 """The pages of docs/results/experiments: ``python -m bench.experiments.pages smollm2``.
 
-Runs the missing cells of a set in a folder of runs/ for this commit, and writes its report if all cells are of one
+Runs the missing cells in a folder of runs/ for this commit, and writes its report if all cells are of one
 clean commit. All records are stored beside the report in ``records.json.gz``; ``--report-only`` makes the pages again
 from them, in the words of today's code.
 
@@ -29,41 +29,18 @@ from grace_opt._util.files import atomic_write
 from grace_opt.sweep import make_report, read_description, write_description
 
 ROOT = Path(__file__).parents[2]
-_SMOLLM2 = ["--size", "full", "--model", MODEL, "--set", f"texts={BOOKS}", "--set", "passages=6"]
-#: The experiment whose picture and finding begin each index.
-FIRST = "reconstruction"
+NAME = "smollm2"
+#: Arguments of `bench.experiments`.
+RUN = ["reconstruction", "--size", "full", "--model", MODEL, "--set", f"texts={BOOKS}", "--set", "passages=6"]
+RUN += ["--set", "layers=0,7,15,22,29"]
+#: Of the index: on which model, and the first and last of its three sentences; the second is the experiment's.
+WHERE, ASKED, SURE = (
+    "on SmolLM2-135M",
+    "What do pruned keys change in the attention of a real model?",
+    "One small model, five of its layers and six passages of books; attention is measured, not generated text.",
+)
 PICTURE = re.compile(r"^!\[.*$", re.MULTILINE)
 FOUND = re.compile(r"^- \*\*Found\*\*: (.*)$", re.MULTILINE)
-
-
-@dataclasses.dataclass(frozen=True)
-class Set:
-    """Experiments that are run and shown together.
-
-    Attributes
-    ----------
-    run : list of str
-        Arguments of `bench.experiments`.
-    where : str
-        End of the index's title: on which model.
-    asked, sure : str
-        First and last of the three sentences; the second is the finding of `FIRST`.
-    """
-
-    run: list[str]
-    where: str
-    asked: str
-    sure: str
-
-
-SETS = {
-    "smollm2": Set(
-        ["reconstruction", *_SMOLLM2, "--set", "layers=0,7,15,22,29"],
-        "on SmolLM2-135M",
-        "What do pruned keys change in the attention of a real model?",
-        "One small model, five of its layers and six passages of books; attention is measured, not generated text.",
-    ),
-}
 
 
 def gather(folder: Path) -> dict[str, str]:
@@ -99,13 +76,11 @@ def reword(folder: Path) -> None:
             write_description(folder, dataclasses.replace(old, **texts))
 
 
-def report(name: str, files: dict[str, str], out: Path, allow_dirty: bool) -> list[Path]:
-    """Write the pages of a set if all its cells are of one clean commit; return them, the index first.
+def report(files: dict[str, str], out: Path, allow_dirty: bool) -> list[Path]:
+    """Write the pages if all cells are of one clean commit; return them, the index first.
 
     Parameters
     ----------
-    name : str
-        Name of the set.
     files : dict
         What `gather` returned.
     out : Path
@@ -123,36 +98,32 @@ def report(name: str, files: dict[str, str], out: Path, allow_dirty: bool) -> li
     for page in pages:  # the committed pages are the Markdown ones
         page.with_suffix(".html").unlink(missing_ok=True)
     index = pages[0]
-    beginning = _beginning(name, pages)
-    for page in pages[1:]:  # two sets have pages on the same experiment
+    beginning = _beginning(pages[1])
+    for page in pages[1:]:
         title, rest = page.read_text(encoding="utf-8").split("\n", 1)
         with atomic_write(page) as target:
-            target.write_text(f"{title}, {SETS[name].where}\n{rest}", encoding="utf-8")
+            target.write_text(f"{title}, {WHERE}\n{rest}", encoding="utf-8")
     table = index.read_text(encoding="utf-8").split("\n", 1)[1].strip()
-    made = origin(source, f"experiments/{name}/index")
-    lines = [f"# The paper's experiments {SETS[name].where}", *mark(source), *beginning, table, made]
+    made = origin(source, f"experiments/{NAME}/index")
+    lines = [f"# The paper's experiments {WHERE}", *mark(source), *beginning, table, made]
     with atomic_write(index) as target:
         target.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
     return pages
 
 
-def _beginning(name: str, pages: Sequence[Path]) -> list[str]:
-    """Return picture and sentences of an index: those of `FIRST`, or else of the first page with a picture."""
-    texts = {page.stem: page.read_text(encoding="utf-8") for page in pages[1:]}
-    drawn = [stem for stem, text in texts.items() if PICTURE.search(text)]
-    stem = FIRST if FIRST in texts else (drawn or list(texts))[0]
-    picture, found = PICTURE.search(texts[stem]), FOUND.search(texts[stem])
-    title = texts[stem].splitlines()[0].removeprefix("# ")
-    said = f"[{title}]({stem}.md): {found[1]}" if found else "see the table."
-    chosen = SETS[name]
-    sentences = [f"- **Asked**: {chosen.asked}", f"- **Found**: {said}", f"- **How sure**: {chosen.sure}"]
+def _beginning(page: Path) -> list[str]:
+    """Return the picture and the sentences of the index: those of an experiment's page."""
+    text = page.read_text(encoding="utf-8")
+    title, picture, found = text.splitlines()[0].removeprefix("# "), PICTURE.search(text), FOUND.search(text)
+    assert found is not None
+    sentences = [f"- **Asked**: {ASKED}", f"- **Found**: [{title}]({page.name}): {found[1]}", f"- **How sure**: {SURE}"]
     return [*([picture[0]] if picture else []), "\n".join(sentences)]
 
 
 def main(given: Sequence[str] | None = None) -> int:
     """Run and report what the command line asks for; 1 if a cell failed."""
     parser = argparse.ArgumentParser(prog="python -m bench.experiments.pages", description=__doc__)
-    parser.add_argument("name", choices=SETS)
+    parser.add_argument("name", choices=[NAME])
     parser.add_argument("--report-only", action="store_true", help="make the pages again from records.json.gz")
     parser.add_argument("--allow-dirty", action="store_true", help="accept changed files; the pages say so")
     parser.add_argument("--out", type=Path, help="folder of the pages (default: docs/results/experiments/NAME)")
@@ -169,11 +140,11 @@ def main(given: Sequence[str] | None = None) -> int:
     else:
         source = require_clean(args.allow_dirty)
         folder = ROOT / "runs" / "experiments" / f"{args.name}-{source['commit']}"
-        code = run([*SETS[args.name].run, *more, "--out", str(folder)])
+        code = run([*RUN, *more, "--out", str(folder)])
         if code > 1:
             return code
         files = gather(folder)
-    pages = report(args.name, files, out, args.allow_dirty)
+    pages = report(files, out, args.allow_dirty)
     if not args.report_only:
         with atomic_write(records) as target:  # without a date: equal records, equal bytes
             target.write_bytes(gzip.compress(json.dumps(files).encode(), mtime=0))

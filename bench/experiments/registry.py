@@ -15,8 +15,6 @@ from grace_opt.sweep import Plot, Table
 #: Modules of this folder, in the order in which `all` runs them.
 MODULES: tuple[str, ...] = (
     "reconstruction",
-    "anatomy",
-    "bounds",
     "solver_quality",
     "niah",
     "longbench.llama",
@@ -47,11 +45,6 @@ class Settings:
     model: str
     device: str
     options: Any
-
-
-def nothing(settings: Settings) -> str:
-    """An experiment that needs nothing: it can run everywhere."""
-    return ""
 
 
 @dataclass(frozen=True)
@@ -90,7 +83,7 @@ class Experiment:
     cells: Callable[[Settings], Sequence[dict[str, Any]]]
     run: Callable[[dict[str, Any]], list[dict[str, Any]]]
     views: Callable[[Settings], Sequence[Table | Plot]]
-    needs: Callable[[Settings], str] = nothing
+    needs: Callable[[Settings], str] = lambda settings: ""
 
     def __post_init__(self) -> None:
         if sorted(self.sizes) != sorted(SIZES):

@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bench.experiments.problems import check_kinds
 from bench.experiments.registry import Experiment, Settings
 from grace_opt import solve
-from grace_opt.errors import GraceError
+from grace_opt.errors import GraceError, OptionError
 from grace_opt.instances import generators
 from grace_opt.solution import Status
 from grace_opt.sweep import Plot, Table
@@ -40,7 +39,8 @@ class Options:
 def cells(settings: Settings) -> list[dict[str, Any]]:
     """One for each instance."""
     options: Options = settings.options
-    check_kinds(options.kinds)
+    if unknown := [kind for kind in options.kinds if kind not in generators.GENERATORS]:
+        raise OptionError(f"--set kinds={unknown[0]}: no such generator; there are {', '.join(generators.GENERATORS)}.")
     return [
         {"kind": kind, "n": options.n, "seed": settings.seed + at}
         for kind in options.kinds

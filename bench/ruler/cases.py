@@ -1,4 +1,10 @@
-"""RULER's cases by kind: needles in noise, in an essay or among others; chains of variables; words that are counted.
+"""RULER's cases by its published rules, from a seed: needles in noise, essays or needles, chains, counted words.
+
+A case has a context, which a cache is made of, and a question with the beginning of its answer, which comes later. The
+context is as long as fits: with the question and the tokens to generate, at most the given number of tokens.
+
+Two things differ from RULER, whose data is fetched from elsewhere: essays are the texts of `bench.material`, and words
+are those of `grace_opt.hf.tools.needle`. Questions about documents (SQuAD, HotpotQA) cannot be made here.
 
 Source: RULER (Hsieh et al., arXiv 2404.06654), sections 3.1 to 3.3 and A; its prompts, as a score depends on them.
 """
@@ -9,13 +15,13 @@ import itertools
 import random
 import string
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from grace_opt.hf.tools import needle
 
 #: Tokens that are generated, as RULER does.
-NEEDLE_TOKENS, TRACKING_TOKENS, COMMON_TOKENS, FREQUENT_TOKENS, QUESTION_TOKENS = 128, 30, 120, 50, 32
+NEEDLE_TOKENS, TRACKING_TOKENS, COMMON_TOKENS, FREQUENT_TOKENS = 128, 30, 120, 50
 #: Repeated around needles and variables.
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 #: Words of keys and of lists. RULER takes its own from a package.
@@ -34,8 +40,6 @@ class Case:
     expected : tuple of str
     new_tokens : int
         Number of tokens to generate.
-    any_of : bool
-        Whether one of the expected strings is enough.
     """
 
     task: str
@@ -43,7 +47,6 @@ class Case:
     question: str
     expected: tuple[str, ...]
     new_tokens: int
-    any_of: bool = False
 
 
 #: Number of depths, evenly spread over an essay, of which needles get different ones.
@@ -205,3 +208,55 @@ def frequent_case(size: int, vocabulary: int, rng: random.Random) -> Case:
         tuple(words[1:4]),
         FREQUENT_TOKENS,
     )
+
+
+#: Every task that can be made here.
+TASKS = (*NEEDLES, "vt", "cwe", "fwe")
+
+
+def make_case(task: str, tokens: int, count: Callable[[str], int], essay: Sequence[str], seed: int) -> Case:
+    """Make a case.
+
+    Parameters
+    ----------
+    task : str
+        One of `TASKS`.
+    tokens : int
+        Most tokens of context, question and answer together.
+    count : callable
+        Returns the number of tokens of a text.
+    essay : sequence of str
+        Sentences of an essay.
+    seed : int
+        Equal seeds give equal cases.
+
+    Raises
+    ------
+    SystemExit
+        If not even the shortest context fits, or the essay is too short.
+    """
+    least, most = 4, tokens
+    if task == "cwe":
+        least, most = COMMON_WORDS + 1, len(WORDS)
+    elif task == "fwe":
+        least = 32  # fewer leave no fourth word
+    elif task in NEEDLES and NEEDLES[task].haystack == "essay":
+        most = min(tokens, len(essay))
+
+    def made(size: int) -> Case:
+        rng = random.Random(f"{task} {seed}")
+        if task in NEEDLES:
+            return needle_case(task, size, essay, rng)
+        if task == "vt":
+            return tracking_case(size, rng)
+        return common_case(size, tokens, rng) if task == "cwe" else frequent_case(size, tokens // 50, rng)
+
+    def fits(case: Case) -> bool:
+        return count(case.context) + count(case.question) + case.new_tokens <= tokens
+
+    if most < least or not fits(made(least)):
+        raise SystemExit(f"{task} does not fit into {tokens} tokens: give more with --tokens, or longer texts")
+    while least < most:  # the longest that fits
+        middle = (least + most + 1) // 2
+        least, most = (middle, most) if fits(made(middle)) else (least, middle - 1)
+    return made(least)

@@ -21,7 +21,6 @@ from bench.solvers.sets import CAPTURED, COLLECTIONS, Collection, Published, lin
 from grace_opt._util.files import atomic_write, make_folder, write_file
 from grace_opt.errors import FileError, GraceError
 
-MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 #: What the model reads: natural English that every checkout has, and that never changes.
 TEXT = Path(__file__).resolve().parent.parent.parent / "LICENSE"
 TOKENS, OBSERVED, PAIRS = 1792, 32, 20

@@ -6,13 +6,12 @@ not fit a cache that keeps every token (evictions have rows of their own).
 
 from __future__ import annotations
 
-from bench.arena import entropy, reference
-from bench.arena.peers import aatc, block_gtq, crossings, hadamard, kivi, oscar, rdkv, turboquant
+from bench.arena.peers import aatc, block_gtq, hadamard, kivi, oscar, rdkv, turboquant
 from bench.arena.stored import Method
 
-_FAMILIES = (kivi, hadamard, turboquant, oscar, block_gtq, rdkv, aatc, crossings, entropy, reference)
+_FAMILIES = (kivi, hadamard, turboquant, oscar, block_gtq, rdkv, aatc)
 
 
 def methods() -> list[Method]:
-    """Return all peers, their crossings with our token classes, codes on paper, and the reference."""
+    """Return all peers."""
     return [method for family in _FAMILIES for method in family.methods()]
