@@ -35,7 +35,7 @@ from bench.questions import DEFAULT, Prompt, answered, in_common, prompts, read_
 from bench.report import parser_of, publish
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import CacheConfig, CompressedCache, Quantize, attention_implementation
-from grace_opt.hf.engine.report import tensors_in
+from grace_opt.hf.stores.counting import tensors_in
 
 #: Longer than any prompt: until a question is known, all of a text is a first chunk.
 UNTIL_ASKED = 2**40

@@ -20,8 +20,8 @@ import torch
 
 from bench.material import books, open_model
 from bench.report import BLUE, GREEN, ORANGE, Page, parser_of, publish, small, table
-from grace_opt import interaction_matrix, solve
-from grace_opt.attention import prune_count
+from grace_opt import solve
+from grace_opt.attention import interaction_matrix, prune_count
 from grace_opt.hf import capture_attention
 
 RATIOS = (0.5, 0.6, 0.7, 0.8)
