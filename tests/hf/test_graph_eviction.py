@@ -114,7 +114,7 @@ def test_nothing_but_padding_and_other_numbers_of_heads_at_once(monkeypatch):
     queries, keys, values, valid = draw(13, (0, 13))
     whole = method.scores(queries, keys, valid, SCALING, values=values)
     assert torch.isneginf(whole[1]).all()
-    for name, few in (("graph_eviction.MAX_WEIGHTS", 1), ("attention_received.CACHED_LOGITS", 2 * 13 * 2)):
+    for name, few in (("evict.graph_eviction.MAX_WEIGHTS", 1), ("evict.received.CACHED_LOGITS", 2 * 13 * 2)):
         monkeypatch.setattr(f"grace_opt.hf.{name}", few)
         assert torch.equal(method.scores(queries, keys, valid, SCALING, values=values), whole)
 

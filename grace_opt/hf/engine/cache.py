@@ -141,6 +141,7 @@ class CompressedCache(Cache):
         self._choose_layers(model, text, layers)
         self._remember(model, text)
         self.config.check_eviction(self.prunable_layers, len(layers), self._known_model)
+        self._stored_by = None if store is None else name_of(store)
         self.maker = store or (CHANNELS if self.config.bits is None else CODED)
         self.budget = None if self.config.bits is None else self._budget(self.config.bits, model, len(layers), asked)
         chunk_size = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
@@ -441,8 +442,8 @@ class CompressedCache(Cache):
             "chosen_by": "method" if self._own_source else "provider or masks",
             "basis": self._basis_digest(),
         }
-        if self.maker not in (CHANNELS, CODED):
-            about["store"] = name_of(self.maker)
+        if self._stored_by is not None:
+            about["store"] = self._stored_by
         save_layers(path, self.layers, about)
 
     @classmethod
