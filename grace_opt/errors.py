@@ -45,6 +45,10 @@ class MissingLibraryError(OptionError, ImportError):
     """An optional library is not installed; the message names the pip extra that brings it."""
 
 
+class MovedNameError(OptionError, AttributeError):
+    """A name is elsewhere now; the message says where."""
+
+
 class UnknownSolverError(GraceError, LookupError):
     """No solver of that name is registered, or the extra that brings it is not installed."""
 

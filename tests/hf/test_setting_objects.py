@@ -148,8 +148,9 @@ def test_what_is_quantised_is_what_is_named():
 def test_settings_that_moved_into_an_object_say_where_they_are(name):
     config = CacheConfig()
     of = "channels" if hasattr(config.channels, name) else "bits"
-    with pytest.raises(OptionError, match=rf"^CacheConfig\.{name} has another name now: write config\.{of}\.{name}$"):
+    with pytest.raises(OptionError, match=rf"^CacheConfig\.{name} has another name now: write config\.{of}\.{name}\.$"):
         getattr(config, name)
+    assert not hasattr(config, name)
     with pytest.raises(AttributeError, match="'CacheConfig' object has no attribute 'ratios_'"):
         config.ratios_  # noqa: B018
     with pytest.raises(OptionError, match=r"grace_opt\.hf\.Quantization has another name now: write grace_opt\.hf\.Qu"):

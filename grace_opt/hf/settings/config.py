@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..._util.parameters import check_fields, flag, integer, shown
 from ...attention.provider import DEFAULT_RATIO
-from ...errors import OptionError
+from ...errors import MovedNameError, OptionError
 from ...registry import MethodOptions
 from ..evict.eviction import TokenEviction
 from ..evict.layer_budgets import LayerBudgets
@@ -206,7 +206,7 @@ class CacheConfig:
         """Say where a setting is that is no attribute of its own."""
         of = "channels" if name in OF_CHANNELS else "bits" if name in OF_BITS else ""
         if of:
-            raise OptionError(f"CacheConfig.{name} has another name now: write config.{of}.{name}")
+            raise MovedNameError(f"CacheConfig.{name} has another name now: write config.{of}.{name}.")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
