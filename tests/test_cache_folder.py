@@ -101,8 +101,11 @@ def fork(code: str, env: dict[str, str]) -> tuple[str, str]:
 @pytest.mark.slow
 def test_without_a_folder_everything_works_and_says_so_once(locked: dict[str, str], tmp_path: Path) -> None:
     env = locked | {"NUMBA_CACHE_DIR": str(tmp_path / "file")}
-    loops = (ROOT / "grace_opt" / "kernels").glob("*/cpu*")
-    modules = [f"grace_opt.kernels.{loop.parent.name}.cpu" for loop in loops]
+    loops = sorted((ROOT / "grace_opt" / "kernels").glob("**/cpu.py")) + sorted(
+        (ROOT / "grace_opt").glob("**/cpu/__init__.py")
+    )
+    modules = [".".join(loop.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for loop in loops]
+    assert len(modules) > 15
     loading = f"import importlib\nfor m in {modules}: importlib.import_module(m)"
     out, err = python(f"{EVALUATE}\n{LARGEST}\n{FOR_C}\n{loading}\nassert for_c.address", env)
     assert ANSWER in out
