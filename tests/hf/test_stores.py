@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import CompressedCache, attach
+from grace_opt.hf.stores.counting import tensors_in
 from grace_opt.hf.stores.maker import TensorStore
 from grace_opt.testing import check_store
 from tests.hf.matrix import FAMILIES, WINDOWS, base_of, drops_its_cache, generated, model_of, prompts, reads_again
@@ -98,6 +99,20 @@ class Hides(HalfTokens):
 def test_a_wrong_store_is_found(wrong):
     with pytest.raises((AssertionError, RuntimeError)):
         check_store(wrong, tolerance=0.01)
+
+
+@pytest.mark.parametrize("settings", [{"store": HalfTokens}, {"ratio": 0.5}, {"bits": 4, "basis": "none"}], ids=str)
+def test_a_prompt_that_is_read_with_gradients_is_stored_without(settings, tiny, prompt):
+    """A call of the model alone, as in a loop of one's own, has no `torch.no_grad`."""
+    model = tiny()
+    model.set_attn_implementation("grace_sdpa")
+    cache = CompressedCache(model, recent_window=8, tail_block=16, **settings)
+    ids = prompt.repeat(1, 3)
+    model(ids, past_key_values=cache)
+    assert not cache.is_dense
+    parts = [part for layer in cache.layers for part in tensors_in(layer.compressed.parts())]
+    assert parts and not any(part.requires_grad for part in parts)
+    assert model(ids[:, :1], past_key_values=cache).logits.isfinite().all()
 
 
 class TestBadInput:

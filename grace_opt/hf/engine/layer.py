@@ -219,7 +219,7 @@ class PrunedKeyLayer(DynamicLayer):
     def _compress(self, over: Observation, keys: Tensor, values: Tensor) -> Tail:
         self.interrupted = True
         self._verdict = self.maker.check_numbers(self.plan, over, keys, values)
-        with without_autocast(keys):
+        with torch.no_grad(), without_autocast(keys):
             prompt = keys[:, :, : over.length], values[:, :, : over.length]
             found = self.maker.of_prompt(self.plan, without_full_mask(over), *prompt)
         self.interrupted = False
