@@ -111,7 +111,8 @@ def test_a_prompt_that_is_read_with_gradients_is_stored_without(settings, tiny, 
     model(ids, past_key_values=cache)
     assert not cache.is_dense
     parts = [part for layer in cache.layers for part in tensors_in(layer.compressed.parts())]
-    assert parts and not any(part.requires_grad for part in parts)
+    assert len(parts) > 3
+    assert all(part.grad_fn is None for part in parts)
     assert model(ids[:, :1], past_key_values=cache).logits.isfinite().all()
 
 
