@@ -476,7 +476,7 @@ def test_wrong_options_are_refused_by_name(wrong):
 def test_bounds_of_one_form_name_the_form_they_read(name):
     problem, form = Problem.of(np.eye(4), 2).flatten(), "factored" if name == "form_bound" else "sparse"
     given = (Run(),) if name == "form_bound" else ()
-    with pytest.raises(ProblemError, match=f"{name} reads W in its {form} form, and it is a Tensor"):
+    with pytest.raises(ProblemError, match=f"{name} reads W in its {form} form, not in its dense one"):
         (getattr(bounds, name, None) or getattr(bounds.sparse, name))(problem, *given)
 
 

@@ -300,27 +300,27 @@ def test_a_solver_that_writes_into_sparse_or_factored_w_is_refused(forget, monke
     """These were given as they are: the user's arrays changed, and f was that of another W."""
     monkeypatch.setattr("grace_opt.kernels.solve.columns.source.BLOCK_BYTES", 0)  # a small W would be formed
     form = "sparse" if "edge" in what or "sparse" in what else "factored"
-    write = _spoiled(lambda problem: WRITES_INTO_FORMS[what](problem.W))
+    write = _spoiled(lambda problem: WRITES_INTO_FORMS[what](problem.weights))
     grace_opt.register_solver("writes", batched=batched, forms=(form,))(write)
     arrays, W = _in_form(form, 1000)
     before, problem = [torch.as_tensor(each).clone() for each in arrays], Problem.of(W, 2)
-    value = objective.evaluate(problem.W, _first(problem))
+    value = objective.evaluate(problem.weights, _first(problem))
     for call in (lambda: solve(W, 2, "writes"), lambda: solve(problem, None, "writes")):
         with pytest.raises(grace_opt.errors.SolverError, match=r"writes wrote into problem\.W "):
             call()
         assert all(torch.equal(torch.as_tensor(now), then) for now, then in zip(arrays, before, strict=True))
-        assert objective.evaluate(problem.W, _first(problem)) == value
+        assert objective.evaluate(problem.weights, _first(problem)) == value
 
 
 def test_a_solver_that_only_writes_into_the_users_arrays_leaves_them_alone(forget, monkeypatch):
     """Factors are made of them, and may be others: float32 becomes float64."""
     monkeypatch.setattr("grace_opt.kernels.solve.columns.source.BLOCK_BYTES", 0)
-    write = _spoiled(lambda problem: [array.zero_() for array in problem.W.arrays])
+    write = _spoiled(lambda problem: [array.zero_() for array in problem.weights.arrays])
     grace_opt.register_solver("writes", batched=True, forms=("factored",))(write)
     arrays, W = _in_form("factored", 1000)
     before = [torch.as_tensor(each).clone() for each in arrays]
     found = solve(W, 2, "writes")
-    assert found.objective == objective.evaluate(Problem.of(W, 2).W, torch.arange(1000) < 2)
+    assert found.objective == objective.evaluate(Problem.of(W, 2).weights, torch.arange(1000) < 2)
     assert all(torch.equal(torch.as_tensor(now), then) for now, then in zip(arrays, before, strict=True))
 
 

@@ -14,7 +14,7 @@ from grace_opt import Status, bounds, solve
 from grace_opt.bounds import convexity, fixing, qcr
 from grace_opt.bounds.qcr import qcr_relaxation, solve_relaxation
 from grace_opt.bounds.subproblem import Subproblem
-from grace_opt.problem import Problem
+from grace_opt.problem import DenseWeights, Problem
 from grace_opt.run import Run
 from tests.clock import Taken
 
@@ -174,7 +174,7 @@ def test_the_row_bound_is_left_out_where_it_takes_longer_than_there_is():
     assert np.isfinite(float(bounds.row_bound_in_time(small, over)))
     entries = bounds.entry_bound(large)
     assert float(bounds.row_bound_in_time(large, over)) == float(entries) < float(bounds.row_bound(large))
-    huge = dataclasses.replace(large, W=large.W.expand(20, -1, -1), k=large.k.expand(20))  # a pass takes long already
+    huge = dataclasses.replace(large, weights=DenseWeights(large.W.expand(20, -1, -1)), k=large.k.expand(20))
     assert (bounds.row_bound_in_time(huge, over) == -np.inf).all()
     assert np.isfinite(float(bounds.row_bound_in_time(large, Run())))
 

@@ -30,7 +30,7 @@ def checked_incumbent(problem: Problem, incumbent: Any) -> Tensor:
     """
     if incumbent is None:
         return local_optimum(problem)
-    mask = as_tensor(incumbent, "incumbent").to(problem.W.device)
+    mask = as_tensor(incumbent, "incumbent").to(problem.weights.device)
     if mask.dtype != torch.bool or mask.shape != problem.candidates.shape:
         raise OptionError(
             f"incumbent has dtype {mask.dtype} and shape {tuple(mask.shape)}: give bool masks of shape "

@@ -22,7 +22,6 @@ from torch import Tensor
 from .._util.json_values import to_json_text, to_jsonable, to_numpy
 from .._util.optional import require
 from ..errors import OptionError, SolverError, UnknownSolverError
-from ..objective import evaluate
 from ..problem import Problem
 from ..solution import Solution, Status, contradicted, labels_of, relative_gap, tolerance
 
@@ -184,7 +183,7 @@ class Comparison(Sequence[Solution]):
             solution.verify()
         for solution in self.solutions:
             # Summed here: without the checks, f was summed in W's own precision.
-            f = self._signed(evaluate(self._problem.W, self._mask(solution)).cpu())
+            f = self._signed(self._problem.flatten().weights.objective(self._mask(solution)).cpu())
             if wrong := contradicted(self._bound, f).nonzero().flatten().tolist():
                 b = wrong[0]
                 by = max(self.solutions, key=lambda s: float(_bound_of(s)[b]))
@@ -335,7 +334,7 @@ class Comparison(Sequence[Solution]):
 
     @cached_property
     def _gaps(self) -> Tensor:
-        problem, bound = self._problem, self._bound.to(self._problem.W.device)
+        problem, bound = self._problem, self._bound.to(self._problem.weights.device)
         gaps = []
         for solution, f in zip(self.solutions, (f.to(bound) for f in self._flat), strict=True):
             mask = self._mask(solution)
@@ -346,7 +345,7 @@ class Comparison(Sequence[Solution]):
         return torch.stack(gaps)
 
     def _mask(self, solution: Solution) -> Tensor:
-        return torch.as_tensor(solution.mask, device=self._problem.W.device).reshape(-1, self._problem.n)
+        return torch.as_tensor(solution.mask, device=self._problem.weights.device).reshape(-1, self._problem.n)
 
     def _picked(self, name: str, pick: Tensor) -> Any:
         stacked = np.stack([to_numpy(getattr(s, name)).reshape(len(pick), -1) for s in self.solutions])

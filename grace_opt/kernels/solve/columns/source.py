@@ -1,23 +1,18 @@
-"""`ColumnWeights`: W that is never formed, but whose columns can be had at any time; and `Columns`, computed ahead.
+"""`ColumnSource`: W that is never formed, but whose columns can be had at any time; and `Columns`, computed ahead.
 
-When: base of `grace_opt.problem.FactoredWeights`, and what the loops beside this file take. Source: ours.
+When: what the loops beside this file take: `grace_opt.problem.FactoredWeights`. Source: ours.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
-from ..weights import Weights
-
 #: Bytes of W that are held at a time. W itself is formed, an instance or a few at a time, if it takes no more.
 BLOCK_BYTES = 1 << 26
-
-#: Approximate seconds per multiplication of a product with a vector.
-SECONDS_TO_MULTIPLY = 4e-10
 
 #: Distance of 1 to the next float64.
 EPS = torch.finfo(torch.float64).eps
@@ -25,47 +20,24 @@ EPS = torch.finfo(torch.float64).eps
 EXACT = 2.0**52
 
 
-class ColumnWeights(Weights):
-    """Symmetric W (..., n, n) whose columns are computed when they are needed."""
-
-    @abstractmethod
-    def columns(self, indices: Tensor) -> Tensor:
-        """Return columns of W, (..., n, m) float64, for indices (m,) or (..., m)."""
-
-    @abstractmethod
-    def block(self, rows: Tensor | None, columns: Tensor | None) -> Tensor:
-        """Return some rows and columns of a single instance; None means all of them."""
+class ColumnSource(Protocol):
+    """Symmetric W (..., n, n) whose columns are computed when they are needed, as `FactoredWeights` does."""
 
     @property
-    @abstractmethod
-    def additions(self) -> int:
-        """A number of additions: every sum over W is off by at most this times eps times the sum of `magnitude`."""
-
-    @abstractmethod
-    def work(self) -> float:
-        """Return the number of multiplications of a product with a vector, for all instances together."""
-
-    def product_seconds(self) -> float:
-        """Return the approximate seconds of a product with a vector, for all instances together."""
-        return SECONDS_TO_MULTIPLY * self.work()
-
-    @abstractmethod
-    def magnitude_rows(self) -> Tensor:
-        """Return at least the sum of ``|W_ij|`` over j, (..., n), for each i: what `magnitude` is made of."""
-
-    @abstractmethod
-    def lengths(self) -> Tensor:
-        """Return numbers (..., n) with ``|W_ij| <= lengths_i lengths_j`` for all i other than j."""
-
-    def whole_at_once(self) -> int:
-        """Return of how many instances W may be formed at a time; 0 if W of one takes more than `BLOCK_BYTES`."""
-        return BLOCK_BYTES // (8 * self.n**2)
-
-    def rounding(self, k: Tensor, candidates: Tensor) -> Tensor:
-        """Return how far f of any k candidates may be off, (...): by rounding of W's entries and of their sum."""
-        rows = self.magnitude_rows().masked_fill(~candidates, 0.0).sort(-1, descending=True).values
-        taken = torch.arange(self.n, device=rows.device) < k.unsqueeze(-1)
-        return 2.0 * self.additions * EPS * torch.where(taken, rows, 0.0).sum(-1)
+    def n(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def additions(self) -> int: ...
+    def diagonal(self) -> Tensor: ...
+    def times(self, x: Tensor) -> Tensor: ...
+    def objective(self, mask: Tensor) -> Tensor: ...
+    def columns(self, indices: Tensor) -> Tensor: ...
+    def block(self, rows: Tensor | None, columns: Tensor | None) -> Tensor: ...
+    def magnitude_rows(self) -> Tensor: ...
+    def lengths(self) -> Tensor: ...
+    def product_seconds(self) -> float: ...
+    def __getitem__(self, at: int) -> Self: ...
 
 
 def blocks(height: int, count: int, device: torch.device) -> Iterator[Tensor]:
@@ -87,11 +59,11 @@ class Columns:
 
     Parameters
     ----------
-    W : ColumnWeights
+    W : ColumnSource
         A single instance.
     """
 
-    def __init__(self, W: ColumnWeights) -> None:
+    def __init__(self, W: ColumnSource) -> None:
         self.W, self.ahead, self.used = W, 8, 0
         self.most = max(LEAST_AHEAD, min(MOST_AHEAD, BLOCK_BYTES // (16 * W.n)))
         self.held: dict[int, Tensor] = {}

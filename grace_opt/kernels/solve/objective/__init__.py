@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ..._shared.operation import Compiled, Operation, trial_of
 from ..._shared.threads import COMPILE_FROM, worth_one_pass
-from ..weights import Weights
 from . import reference
-from .reference import Sums, is_exact
+from .reference import Sums as Sums
 from .reference import is_doubtful as is_doubtful
+from .reference import is_exact
 
 OPERATION = Operation(
     "objective",
@@ -23,10 +23,18 @@ OPERATION = Operation(
 )
 
 
-def objective(W: Tensor | Weights, mask: Tensor) -> Tensor:
+def objective(W: Tensor, mask: Tensor) -> Tensor:
     """Return f, rounded once to float64, (...); mask (..., n) selects rows of W."""
-    if isinstance(W, Weights):
-        return W.objective(mask)
+    return exact_sums(W, mask).value
+
+
+def magnitude(W: Tensor, mask: Tensor) -> Tensor:
+    """Return the sum of |W_ij| over the chosen vertices, float64, (...): rounding of f is relative to it."""
+    return _sums(W, mask).size
+
+
+def exact_sums(W: Tensor, mask: Tensor) -> Sums:
+    """Return both, of one pass over W."""
     sums = _sums(W, mask)
     value, doubtful = sums.value, is_doubtful(*sums).flatten().nonzero().flatten()
     if len(doubtful):
@@ -36,14 +44,7 @@ def objective(W: Tensor | Weights, mask: Tensor) -> Tensor:
         flat = value.view(-1)
         for b in doubtful.tolist():
             flat[b] = math.fsum(matrices[b][masks[b]][:, masks[b]].double().flatten().tolist())
-    return value
-
-
-def magnitude(W: Tensor | Weights, mask: Tensor) -> Tensor:
-    """Return the sum of |W_ij| over the chosen vertices, float64, (...): rounding of f is relative to it."""
-    if isinstance(W, Weights):
-        return W.magnitude(mask)
-    return _sums(W, mask).size
+    return sums._replace(value=value)
 
 
 def _sums(W: Tensor, mask: Tensor) -> Sums:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...exchange.rounding import ADDITIONS
 from .. import source
-from ..source import EPS, ColumnWeights
+from ..source import EPS, ColumnSource
 
 #: Products of W with a vector that it takes to begin, and for each window that is accepted.
 BEGINNING, ACCEPTING = 4, 2
@@ -38,12 +38,12 @@ class ExchangeState:
 
     Parameters
     ----------
-    W : ColumnWeights
+    W : ColumnSource
         A single instance.
     mask, candidates : Tensor (n,), bool
     """
 
-    def __init__(self, W: ColumnWeights, mask: Tensor, candidates: Tensor) -> None:
+    def __init__(self, W: ColumnSource, mask: Tensor, candidates: Tensor) -> None:
         self.W, self.candidates, self.weights = W, candidates, W.diagonal()
         self.margin = (W.additions + ADDITIONS) * EPS * W.magnitude_rows()
         self.lengths = W.lengths()

@@ -16,7 +16,7 @@ from torch import Tensor
 from ....._util.arrays import first_argmin
 from ...greedy.reference import Greedy
 from ...indices.reference import mask_from_indices
-from ..source import Columns, ColumnWeights, blocks
+from ..source import Columns, ColumnSource, blocks
 
 #: Share of the time after which it is checked whether the rest goes one by one, and most vertices of a block.
 CHECKED_AFTER, MOST_IN_BLOCK = 0.25, 512
@@ -27,13 +27,13 @@ SHORTEST = 1e-6
 
 
 def greedy_order(
-    W: ColumnWeights, scores: Tensor, k: Tensor, k_max: int, left: Callable[[], float]
+    W: ColumnSource, scores: Tensor, k: Tensor, k_max: int, left: Callable[[], float]
 ) -> tuple[Greedy, Tensor]:
     """Repeat: take the vertex with the least score, and add twice its column to the other scores.
 
     Parameters
     ----------
-    W : ColumnWeights (B, n, n)
+    W : ColumnSource (B, n, n)
     scores : Tensor (B, n), float64
         Infinite for vertices that must not be taken.
     k : Tensor (B,), int64
@@ -68,7 +68,7 @@ def greedy_order(
     return Greedy(order, mask_from_indices(order, W.n), rise), cut
 
 
-def _one_by_one(W: ColumnWeights, scores: Tensor, order: Tensor, left: Callable[[], float]) -> tuple[int, float]:
+def _one_by_one(W: ColumnSource, scores: Tensor, order: Tensor, left: Callable[[], float]) -> tuple[int, float]:
     """Fill the order of a single instance on the CPU, while there is time; how far, and the sum of the scores."""
     columns, rise, seen = Columns(W), 0.0, scores.numpy()
     began, seconds, checked = time.monotonic(), left(), False
@@ -89,7 +89,7 @@ def _one_by_one(W: ColumnWeights, scores: Tensor, order: Tensor, left: Callable[
     return len(order), rise
 
 
-def _in_blocks(W: ColumnWeights, scores: Tensor, order: Tensor, left: Callable[[], float]) -> None:
+def _in_blocks(W: ColumnSource, scores: Tensor, order: Tensor, left: Callable[[], float]) -> None:
     """Fill the rest of the order, as many vertices at a time as there must be.
 
     Vertices of a block are chosen one by one from those of the least scores, whose weights are formed; then a product
@@ -123,7 +123,7 @@ def _in_blocks(W: ColumnWeights, scores: Tensor, order: Tensor, left: Callable[[
 
 
 def _together(
-    W: ColumnWeights, scores: Tensor, k: Tensor, k_max: int, left: Callable[[], float]
+    W: ColumnSource, scores: Tensor, k: Tensor, k_max: int, left: Callable[[], float]
 ) -> tuple[Greedy, Tensor]:
     """Take a vertex of every instance at each step: for devices that wait for each other's steps."""
     order = torch.full((len(k), k_max), -1, dtype=torch.int64, device=W.device)
@@ -145,7 +145,7 @@ def _together(
     return Greedy(order, mask_from_indices(order, W.n), rise), cut
 
 
-def cost_path(W: ColumnWeights, order: Tensor) -> Tensor:
+def cost_path(W: ColumnSource, order: Tensor) -> Tensor:
     """Return f of every prefix of an order of vertices, (B, m + 1); infinite beyond the order's end.
 
     O(m n d) per instance, a block of columns at a time.
