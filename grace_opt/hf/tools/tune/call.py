@@ -121,7 +121,7 @@ def tune(
     Examples
     --------
     >>> from grace_opt.hf.models import load_pocket
-    >>> from grace_opt.hf.tune import Candidate
+    >>> from grace_opt.hf.tools.tune import Candidate
     >>> from grace_opt.hf import CacheConfig
     >>> model, tokenizer = load_pocket()
     >>> one = Candidate("ratio 0.5", "pruned", CacheConfig(ratio=0.5))
