@@ -161,9 +161,9 @@ contracts: $(STAMP) ## Who may import whom, by import-linter; rooms, floors and 
 # What is imported, and the largest loops, are compiled before every test process does so for itself. Loops that share
 # parts are compiled in one process, which saves a sixth.
 COMPILE = from importlib import import_module as get; \
-	[get(f'grace_opt.kernels.{name}').OPERATION.cpu.trial() for name in '$(1)'.split()]
+	[get(f'grace_opt.kernels.cache.{name}').OPERATION.cpu.trial() for name in '$(1)'.split()]
 compiled: $(STAMP)
-	@ls grace_opt/kernels/heads/__pycache__/*.nbi >/dev/null 2>&1 || { \
+	@ls grace_opt/kernels/cache/heads/__pycache__/*.nbi >/dev/null 2>&1 || { \
 		$(BIN)/python -c "$(call COMPILE,heads coding received); import grace_opt.hf, hypothesis, matplotlib.pyplot" & beside=$$!; \
 		$(BIN)/python -c "$(call COMPILE,reading decode coded)"; failed=$$?; \
 		wait $$beside && [ $$failed = 0 ]; }

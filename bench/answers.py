@@ -34,8 +34,8 @@ from bench.provenance import digest, origin_of, recorded, refuse
 from bench.questions import DEFAULT, Prompt, answered, in_common, prompts, read_questions
 from bench.report import parser_of, publish
 from grace_opt._util.progress import progress_bar
-from grace_opt.hf import CacheConfig, CompressedCache, Quantization, attention_implementation
-from grace_opt.hf.report import tensors_in
+from grace_opt.hf import CacheConfig, CompressedCache, Quantize, attention_implementation
+from grace_opt.hf.stores.counting import tensors_in
 
 #: Longer than any prompt: until a question is known, all of a text is a first chunk.
 UNTIL_ASKED = 2**40
@@ -58,15 +58,13 @@ SETTINGS = {
     "think-0.3": Setting("THINK, λ = 0.3", CacheConfig("think", ratio=0.3)),
     "8bit": Setting(
         "K and V in 8 bits, nothing pruned",
-        CacheConfig("think", ratio=0.0, quantize=Quantization(keys=8, values=8, backend="hqq")),
+        CacheConfig("think", ratio=0.0, quantize=Quantize(8, backend="hqq")),
     ),
     "4bit": Setting(
         "K and V in 4 bits, nothing pruned",
-        CacheConfig("think", ratio=0.0, quantize=Quantization(keys=4, values=4)),
+        CacheConfig("think", ratio=0.0, quantize=Quantize(4)),
     ),
-    "grace-0.3-4bit": Setting(
-        "GRACE, λ = 0.3, K and V in 4 bits", CacheConfig(ratio=0.3, quantize=Quantization(keys=4, values=4))
-    ),
+    "grace-0.3-4bit": Setting("GRACE, λ = 0.3, K and V in 4 bits", CacheConfig(ratio=0.3, quantize=Quantize(4))),
     "transformers-4bit": Setting("transformers' `QuantizedCache`, 4 bits"),
 }
 

@@ -86,7 +86,7 @@ def page(value: dict[str, Any]) -> Page:
                     "without room to grow, divided by those of a dense cache of the same tokens. *float32*: as "
                     "measured. *16 bits*: calculated as if all floating-point numbers had 16 bits; packed bits and "
                     "indices stay as they are. The answers are those of float32.",
-                    "- Rows of 8 and 4 bits use `Quantization` in groups of 32; `QuantizedCache` has its own defaults.",
+                    "- Rows of 8 and 4 bits use `Quantize` in groups of 32; `QuantizedCache` has its own defaults.",
                 ],
             )
         ],

@@ -44,19 +44,19 @@ from grace_opt._util.progress import progress_bar
 from grace_opt.hf import (
     CalibratedBasis,
     CompressedCache,
-    Quantization,
+    Quantize,
     attention_implementation,
     capture_attention,
 )
-from grace_opt.hf.evaluation import ask, stored_bits
-from grace_opt.hf.filling import dense_cache, filled
+from grace_opt.hf.tools.evaluation import ask, stored_bits
+from grace_opt.hf.tools.filling import dense_cache, filled
 
 #: So large that no later token is compressed.
 NEVER = 2**20
 #: More tokens than a hidden word's sentence, its question and its answer have.
 ASKED = 100
 REFERENCES: dict[str, dict[str, Any]] = {
-    "int4": {"method": "think", "ratio": 0.0, "quantize": Quantization(keys=4, values=4)},
+    "int4": {"method": "think", "ratio": 0.0, "quantize": Quantize(4)},
     "ratio-0.3": {"ratio": 0.3},
 }
 

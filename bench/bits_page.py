@@ -30,7 +30,7 @@ ROWS: dict[str, float | None] = {
 }
 TITLES = {
     **{name: f"`bits={bits:g}`" for name, bits in ROWS.items() if name.startswith("bits")},
-    "int4": "int4: `Quantization(keys=4, values=4)`",
+    "int4": "int4: `Quantize(4)`",
     "ratio-0.3": "GRACE, `ratio=0.3`",
     DENSE: "dense",
     **VARIANTS,

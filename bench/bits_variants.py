@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from grace_opt.hf import CalibratedBasis
-from grace_opt.hf.bits import code_prompt
-from grace_opt.hf.bits.classes import class_sizes, token_weights
-from grace_opt.hf.bits.importance import (
+from grace_opt.hf.bases.classes import class_sizes, token_weights
+from grace_opt.hf.bases.importance import (
     KEPT,
     LAST,
     ObservedQueries,
@@ -27,8 +26,9 @@ from grace_opt.hf.bits.importance import (
     observed_queries,
     queries_of_row,
 )
-from grace_opt.hf.observation import Observation
-from grace_opt.kernels.coding import reference
+from grace_opt.hf.models.observation import Observation
+from grace_opt.hf.stores.coded import code_prompt
+from grace_opt.kernels.cache.coding import reference
 
 #: Bits at which all are measured.
 BITS = 2.0
@@ -68,8 +68,8 @@ def varied(name: str) -> Iterator[None]:
         if change:
             changed.enter_context(mock.patch.multiple(code_prompt, **change))
         if kind == "squares":
-            changed.enter_context(mock.patch("grace_opt.hf.bits.heads.is_compiled", return_value=False))
-            changed.enter_context(mock.patch("grace_opt.hf.bits.codes.scaled_and_coded", _by_squares))
+            changed.enter_context(mock.patch("grace_opt.hf.stores.coded.heads.is_compiled", return_value=False))
+            changed.enter_context(mock.patch("grace_opt.hf.stores.coded.codes.scaled_and_coded", _by_squares))
         yield
 
 

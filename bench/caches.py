@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from bench.provenance import digest, recorded
-from grace_opt.hf import CalibratedBasis, CompressedCache, calibrate_basis, capture_attention
-from grace_opt.hf.evaluation import PredictionDifference, StoredBits, compare_predictions, next_token_log_probs
-from grace_opt.hf.filling import dense_cache, filled
+from grace_opt.hf import CalibratedBasis, CompressedCache, calibrate, capture_attention
+from grace_opt.hf.tools.evaluation import PredictionDifference, StoredBits, compare_predictions, next_token_log_probs
+from grace_opt.hf.tools.filling import dense_cache, filled
 
 #: First and last tokens of a prompt that stay dense, in every row.
 SINKS, WINDOW = 4, 32
@@ -77,7 +77,7 @@ def calibrated(
     source : mapping
         The provenance of now. If files differ from the commit, nothing is read again.
     **options
-        Of `calibrate_basis`.
+        Of `calibrate.basis`.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def calibrated(
 
     def made() -> dict[str, float]:
         start = time.perf_counter()
-        basis = calibrate_basis(model, tokenizer, **options)
+        basis = calibrate.basis(model, tokenizer, **options)
         seconds = time.perf_counter() - start
         basis.save(path)
         return {"seconds": seconds}

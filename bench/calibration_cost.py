@@ -1,6 +1,6 @@
 """What a calibration takes, and what its thrift costs: ``python -m bench.calibration_cost``.
 
-Bases of `calibrate_basis` from more and fewer tokens, and with and without gaps between positions, on three families of
+Bases of `calibrate.basis` from more and fewer tokens, and with and without gaps between positions, on three families of
 models. Each is used with 2.25 bits on the passages of half B (`bench.passages`), whose prompts are read once. Seconds
 are of the processor, in one thread, as a machine may have others to serve: the fewer of two, from the first to the last
 and back again, so that what slows the processor for a while slows no single one.
@@ -31,8 +31,8 @@ from bench.passages import passages
 from bench.provenance import digest
 from bench.report import BLUE, GREEN, ORANGE, Page, parser_of, publish, table
 from grace_opt._util.progress import progress_bar
-from grace_opt.hf import attention_implementation, calibrate_basis
-from grace_opt.hf.bits import calibrate
+from grace_opt.hf import attention_implementation, calibrate
+from grace_opt.hf.bases import calibrate as calibration
 from grace_opt.hf.models import disable_progress_bars, load_model
 
 BITS = 2.25
@@ -54,7 +54,7 @@ VARIANTS = {
     "the same, without gaps": Variant(1024, 64, gaps=False),
     "512 tokens, 64 with gradients": Variant(512, 64),
 }
-DEFAULT = next(name for name, each in VARIANTS.items() if each == Variant(calibrate.TOKENS, calibrate.LATER))
+DEFAULT = next(name for name, each in VARIANTS.items() if each == Variant(calibration.TOKENS, calibration.LATER))
 
 
 def measure(model: PreTrainedModel, tokenizer: Any, texts: Sequence[Path], tokens: int, later: int) -> dict[str, Any]:
@@ -78,9 +78,9 @@ def measure(model: PreTrainedModel, tokenizer: Any, texts: Sequence[Path], token
             changes: dict[str, Any] = {"LATER": each.later}
             if not each.gaps:
                 changes["places"] = lambda *_: None
-            with mock.patch.multiple(calibrate, **changes):
+            with mock.patch.multiple(calibration, **changes):
                 began = time.process_time()
-                basis = calibrate_basis(model, tokenizer, tokens=each.tokens)
+                basis = calibrate.basis(model, tokenizer, tokens=each.tokens)
                 seconds = time.process_time() - began
             row = rows.setdefault(name, {"seconds": seconds, "tokens": basis.tokens, "kl": []})
             row["seconds"] = min(row["seconds"], seconds)

@@ -60,10 +60,10 @@ from bench.report import (
     table,
 )
 from bench.wheel import KINDS
-from grace_opt.hf import CapturedAttention, CompressedCache, Quantization, attention_implementation, capture_attention
-from grace_opt.hf.bits.basis import Basis
-from grace_opt.hf.bits.in_place import attention_in_place
-from grace_opt.hf.filling import dense_cache, filled
+from grace_opt.hf import CapturedAttention, CompressedCache, Quantize, attention_implementation, capture_attention
+from grace_opt.hf.bases.basis import Basis
+from grace_opt.hf.stores.coded.in_place import attention_in_place
+from grace_opt.hf.tools.filling import dense_cache, filled
 from grace_opt.kernels._shared.lanes import FEATURES
 from grace_opt.kernels._shared.switches import LLVM, is_off
 
@@ -92,7 +92,7 @@ _ONE_LAYER = "import json, sys; from bench.decode_bits import one_layer; json.du
 def caches(model: PreTrainedModel, file: Path) -> dict[str, Callable[[], Any]]:
     """Return how to make each empty cache."""
     windows = {"recent_window": RECENT, "sink_tokens": SINKS}
-    few = Quantization(keys=4, values=4)
+    few = Quantize(4)
     return {
         DENSE: lambda: DynamicCache(config=model.config),
         **{
@@ -249,7 +249,7 @@ def check(layer: tuple[Any, Tensor, Tensor, Tensor]) -> None:
     """Stop unless reading in place gives what dense copies give."""
     old, query, tail, values = layer
     found = attention_in_place(nn.Identity(), query, tail, values, None, old, query.shape[3] ** -0.5)
-    keys, values = old.full_width(tail, values)
+    keys, values = old.dense(tail, values)
     expected = nn.functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True).transpose(1, 2)
     if found is None or not torch.allclose(found[0], expected, atol=1e-5):
         raise SystemExit("reading codes in place gives other numbers than dense copies: nothing is worth timing")

@@ -34,9 +34,9 @@ from bench.efficiency.subject import random_weights
 from bench.machine import MODELS, copy_bandwidth
 from bench.report import BLACK, BLUE, SKY, Page, parser_of, publish, table
 from grace_opt.hf import CapturedAttention, CompressedCache, attention_implementation
-from grace_opt.hf.bits.basis import Basis
-from grace_opt.hf.bits.in_place import attention_in_place
-from grace_opt.hf.filling import filled
+from grace_opt.hf.bases.basis import Basis
+from grace_opt.hf.stores.coded.in_place import attention_in_place
+from grace_opt.hf.tools.filling import filled
 
 MODEL = MODELS["llama3-8b"]
 #: Tokens and prompts of one layer, and of whole steps.
@@ -98,7 +98,7 @@ def attend(layer: Any, query: Tensor) -> Tensor:
 
 def check(layer: Any, query: Tensor) -> None:
     """Stop unless reading in place gives what dense copies give, within what bfloat16 allows."""
-    keys, values = (part.float() for part in layer.compressed.full_width(layer.tail.keys, layer.tail.values))
+    keys, values = (part.float() for part in layer.compressed.dense(layer.tail.keys, layer.tail.values))
     expected = nn.functional.scaled_dot_product_attention(query.float(), keys, values, enable_gqa=True).transpose(1, 2)
     error = (attend(layer, query).float() - expected).abs().max()
     if not error <= 2.0**-7 * expected.abs().max():

@@ -36,8 +36,8 @@ from grace_opt.hf import (
     attention_implementation,
     capture_attention,
 )
-from grace_opt.hf.eviction import TokenEviction
-from grace_opt.hf.kept_tokens import kept_tokens
+from grace_opt.hf.evict.eviction import TokenEviction
+from grace_opt.hf.evict.kept_tokens import kept_tokens
 
 #: Shares of the prompt's tokens that are kept, and number of last tokens that stay in any case.
 SHARES, RECENT = (0.5, 0.25, 0.1), 32

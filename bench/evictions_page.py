@@ -142,7 +142,7 @@ def budgets_page(value: dict[str, Any]) -> Page:
             (
                 "How it is measured",
                 [
-                    f"`calibrate_eviction(model, tokenizer)` took {value['calibration_seconds']:.0f} s: each KV head "
+                    f"`calibrate.budgets(model, tokenizer)` took {value['calibration_seconds']:.0f} s: each KV head "
                     "in turn keeps each of five shares while the others keep all. One calibration, with "
                     "`GraphEviction`, serves all evictions. *layers*: heads of a layer keep equally many, by the "
                     "sum of their losses. The last 32 tokens stay in any case. The evictions:",

@@ -175,10 +175,10 @@ def page(value: dict[str, Any]) -> Page:
         f"{name}, {state}" for state in ("empty", "kept") for name in COLOURS if f"{name}, {state}" in middle[BLOCK]
     ]
     busy = f"; the machine was busy (load {load:.0f}), so these numbers are too high" if (load or 0) > 2 else ""
-    brought = ""
+    precompiled = ""
     if "wheel, empty" in columns:
         limited, *others = (f"{middle[case]['wheel, empty']:.2f}" for case in (LIMITED, STEP, PACKED, CODED))
-        brought = (
+        precompiled = (
             f" From a wheel that brings machine code, a branch and bound takes {limited} s (as checked out "
             f"{middle[LIMITED]['now, empty']:.2f}), a first decoding step {others[0]}, a first prompt in codes "
             f"{others[1]} and a first step on them {others[2]}."
@@ -191,7 +191,7 @@ def page(value: dict[str, Any]) -> Page:
         draw=lambda figure: draw(figure, middle),
         asked="How long does the first call take on a machine where no loop is compiled yet?",
         found=f"The README's first block takes {block:.1f} s, and a first decoding step {step:.1f} s; a "
-        f"first prompt in codes {packed:.1f} s and a first step on them {coded:.1f}.{brought}",
+        f"first prompt in codes {packed:.1f} s and a first step on them {coded:.1f}.{precompiled}",
         sure=f"These are medians of {value['rounds']} rounds, all processes taking turns{busy}.",
         tables=[
             "Seconds, and the least and the most of all rounds. *Empty*: a folder without compiled loops; *kept*: the "

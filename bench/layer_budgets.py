@@ -1,6 +1,6 @@
 """Which layers and heads keep more tokens: ``python -m bench.layer_budgets`` measures evictions with divided budgets.
 
-The losses of KV heads are measured once, on the texts that ship with grace_opt (`calibrate_eviction`). Then several
+The losses of KV heads are measured once, on the texts that ship with grace_opt (`calibrate.budgets`). Then several
 evictions keep a half, a quarter and a tenth of a prompt's tokens: the same number in every head, as `LayerBudgets`
 divides them among layers, and among layers and heads: the same bytes. The next tokens of the text are fed, and the
 distributions of what follows are compared with the dense cache's. Steps are timed after one passage.
@@ -38,11 +38,11 @@ from grace_opt.hf import (
     LayerLosses,
     SnapKV,
     attention_implementation,
-    calibrate_eviction,
+    calibrate,
     capture_attention,
 )
-from grace_opt.hf.filling import dense_cache, filled
-from grace_opt.hf.token_budget import Budget
+from grace_opt.hf.evict.token_budget import Budget
+from grace_opt.hf.tools.filling import dense_cache, filled
 
 #: Share of the tokens that is kept where steps are timed, and the number of steps.
 STEP_SHARE, ROUNDS = 0.25, 25
@@ -94,7 +94,7 @@ def steps(model: PreTrainedModel, ids: Tensor, prompt: int, losses: LayerLosses)
 def calibrated(model: PreTrainedModel, tokenizer: Any, tokens: int) -> dict[str, Any]:
     """Return the ``losses`` of heads, and the ``seconds`` that measuring them took."""
     began = time.perf_counter()
-    losses = calibrate_eviction(model, tokenizer, tokens=tokens)
+    losses = calibrate.budgets(model, tokenizer, tokens=tokens)
     return {"seconds": time.perf_counter() - began, "losses": dataclasses.asdict(losses)}
 
 

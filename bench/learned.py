@@ -40,8 +40,8 @@ Maker = Callable[[PreTrainedModel, list[Tensor], float, tuple[int, int]], Channe
 #: Masks that serve every prompt.
 MAKERS: Mapping[str, Maker] = {
     LEARNED: lambda model, texts, ratio, steps: learn_masks(model, texts, ratio=ratio, steps=steps),
-    CALIBRATED: lambda model, texts, ratio, steps: calibrate(model, texts, method="mies", ratio=ratio),
-    CALIBRATED_GRACE: lambda model, texts, ratio, steps: calibrate(model, texts, method="grace", ratio=ratio),
+    CALIBRATED: lambda model, texts, ratio, steps: calibrate.masks(model, texts, method="mies", ratio=ratio),
+    CALIBRATED_GRACE: lambda model, texts, ratio, steps: calibrate.masks(model, texts, method="grace", ratio=ratio),
 }
 
 

@@ -36,7 +36,7 @@ def c_functions() -> Iterator[tuple[str, CFunction]]:
 
 def _functions_of(value: CFunction | Loop) -> Iterator[tuple[str, CFunction]]:
     if isinstance(value, Loop):
-        yield from ((one.name, table_function(value, one.signature)) for one in value.brought)
+        yield from ((one.name, table_function(value, one.signature)) for one in value.precompiled)
     else:
         yield ahead.name_of(value.function), value
 
@@ -48,7 +48,7 @@ def write(file: Path, features: str, names: frozenset[str] = frozenset()) -> Non
     codes, said = {}, {ahead.NEEDED: features, **ahead.made_here()}
     for name, one in c_functions():
         if not names or name in names:
-            made = one.compile()  # what numba has kept on disk has no code to be read
+            made = one.compile()  # what numba has cached on disk has no code to be read
             code = made._library._get_compiled_object()
             codes[name] = np.frombuffer(code, np.uint8)
             said[name] = ahead.said_of(made.native_name, code)

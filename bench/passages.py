@@ -27,7 +27,7 @@ from torch import Tensor
 from bench.material import read_text
 from bench.provenance import digest, origin_of, recorded
 from bench.report import parser_of
-from grace_opt.hf.needle import CITIES, filler
+from grace_opt.hf.tools.needle import CITIES, filler
 
 HALVES = ("A", "B")
 #: Where the passage of each half begins, as a share of its source.

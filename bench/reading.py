@@ -34,11 +34,11 @@ from bench.material import books, open_model
 from bench.report import BLACK, BLUE, GREEN, ORANGE, Page, parser_of, publish, small, table
 from grace_opt.attention.provider import DEFAULT_RATIO
 from grace_opt.hf import CompressedCache, TopTokens, attention_implementation, capture_attention
-from grace_opt.hf.evaluation import next_token_log_probs
-from grace_opt.hf.filling import filled
-from grace_opt.hf.reading import attention as reading
-from grace_opt.kernels.decode.reference import attention as whole_attention
-from grace_opt.kernels.reading import Few, Stored, reference_for
+from grace_opt.hf.stores.channels import reading as reading
+from grace_opt.hf.tools.evaluation import next_token_log_probs
+from grace_opt.hf.tools.filling import filled
+from grace_opt.kernels.cache.decode.reference import attention as whole_attention
+from grace_opt.kernels.cache.reading import Few, Stored, reference_for
 from grace_opt.sweep import mean_interval
 
 #: Tokens of the passages, of what is fed, and of that part of it whose unread attention is measured.

@@ -1,7 +1,7 @@
 """Objectives and certified gaps on the heads of a trained model: ``python -m bench.real_heads``.
 
 A text is read once by SmolLM2-135M-Instruct; each KV head gives one interaction matrix W, from the last queries and all
-keys (`grace_opt.hf.recording`). The weights and the text are fetched where they are missing (`bench.material`).
+keys (`grace_opt.hf.models.recording`). The weights and the text are fetched where they are missing (`bench.material`).
 ``--model`` and ``--text`` take others. Writes docs/results/real_heads.{json,md,png}.
 
 When: to know what a smaller objective GRACE's selection and an exchange after it give on real keys. Source: W as in
@@ -20,7 +20,8 @@ import torch
 
 from bench.material import books, open_model
 from bench.report import BLUE, GREEN, ORANGE, Page, parser_of, publish, small, table
-from grace_opt import interaction_matrix, prune_count, solve
+from grace_opt import solve
+from grace_opt.attention import interaction_matrix, prune_count
 from grace_opt.hf import capture_attention
 
 RATIOS = (0.5, 0.6, 0.7, 0.8)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from grace_opt import interaction_matrix, solve
+from grace_opt import solve
+from grace_opt.attention import interaction_matrix
 from grace_opt.hf import CompressedCache, attention_implementation
 from grace_opt.hf.models import load_pocket
 

@@ -19,9 +19,9 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from grace_opt._util.files import write_file
-from grace_opt.hf.bits.bitplanes import unpack_codes
-from grace_opt.kernels.coding.cpu import code
-from grace_opt.kernels.coding.trellis import as_read
+from grace_opt.hf.stores.coded.bitplanes import unpack_codes
+from grace_opt.kernels.cache.coding.cpu import code
+from grace_opt.kernels.cache.coding.trellis import as_read
 
 #: Bits of codes; those that are read have one more.
 WIDTHS = (1, 2, 3, 4, 5, 6)

@@ -31,10 +31,10 @@ from bench.passages import sources
 from bench.provenance import digest, is_clean
 from bench.report import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, Page, parser_of, publish, table
 from grace_opt.hf import tune
-from grace_opt.hf.tune import Target
-from grace_opt.hf.tune.candidates import default_candidates
-from grace_opt.hf.tune.recommend import choose
-from grace_opt.hf.tune.windows import LATER
+from grace_opt.hf.tools.tune import Target
+from grace_opt.hf.tools.tune.candidates import default_candidates
+from grace_opt.hf.tools.tune.recommend import choose
+from grace_opt.hf.tools.tune.windows import LATER
 from grace_opt.sweep import mean_interval
 
 #: What is asked for, nats; the first is the default of `tune`.

@@ -11,21 +11,8 @@ from .allocation import Allocation, Frontier, allocate
 from .api import compare, methods, solve
 from .attention.masks import ChannelMask
 from .attention.provider import MaskProvider
-from .attention.weights import interaction_matrix, prune_count, salient_channels
-from .comparison import Comparison, ComparisonError
-from .errors import (
-    CacheError,
-    CalibrationError,
-    FileError,
-    GraceError,
-    InfeasibleBudgetError,
-    MaskError,
-    MissingLibraryError,
-    OptionError,
-    ProblemError,
-    SolverError,
-    UnknownSolverError,
-)
+from .comparison import Comparison
+from .errors import GraceError
 from .problem import FactoredWeights, Problem, symmetrize
 from .registry import register_solver
 from .solution import Solution, SolverResult, Status
@@ -34,43 +21,45 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Allocation",
-    "CacheError",
-    "CalibrationError",
     "ChannelMask",
     "Comparison",
-    "ComparisonError",
     "FactoredWeights",
-    "FileError",
     "Frontier",
     "GraceError",
-    "InfeasibleBudgetError",
-    "MaskError",
     "MaskProvider",
-    "MissingLibraryError",
-    "OptionError",
     "Problem",
-    "ProblemError",
     "Solution",
-    "SolverError",
     "SolverResult",
     "Status",
-    "UnknownSolverError",
     "allocate",
     "compare",
-    "interaction_matrix",
     "methods",
-    "prune_count",
     "register_solver",
-    "salient_channels",
     "solve",
     "symmetrize",
 ]
 
+#: Names that this face had before: errors are in `grace_opt.errors`, parts of attention in `grace_opt.attention`.
+_ERRORS = (
+    "CacheError",
+    "CalibrationError",
+    "ComparisonError",
+    "FileError",
+    "InfeasibleBudgetError",
+    "MaskError",
+    "MissingLibraryError",
+    "OptionError",
+    "ProblemError",
+    "SolverError",
+    "UnknownSolverError",
+)
 __getattr__ = _refuse_moved(
     __name__,
     {
         "Factored": "grace_opt.FactoredWeights",
         "Result": "grace_opt.SolverResult",
         "register": "grace_opt.register_solver",
+        **{name: f"grace_opt.errors.{name}" for name in _ERRORS},
+        **{name: f"grace_opt.attention.{name}" for name in ("interaction_matrix", "prune_count", "salient_channels")},
     },
 )

@@ -22,10 +22,9 @@ from ._util.arrays import count_true
 from ._util.names import arguments_of, refuse_unknown
 from ._util.parameters import flag, number, plain, shown
 from ._util.progress import progress_bar
-from .comparison import Comparison, ComparisonError
-from .errors import GraceError, OptionError, ProblemError, UnknownSolverError
+from .comparison import Comparison
+from .errors import ComparisonError, GraceError, OptionError, ProblemError, UnknownSolverError
 from .kernels._shared.limits import SMALL
-from .kernels.columns.source import ColumnWeights
 from .problem import Problem, Reduction, SparseWeights
 from .registry import MethodOptions, SolverSpec
 from .registry.result_checks import bound_within_rounding
@@ -178,9 +177,9 @@ def solve(
     if stopping.timed:
         _prepare(spec, level, problem)
     run = stopping.run(seed, callback=reduction.callback(callback))
-    with run.heeding_ctrl_c():
-        answer = _answer(problem, spec, made, run, level, check)
-        _certify(problem, [answer], level, run.beside_search())
+    with run.stopping_on_ctrl_c():
+        answer = _answer(reduction.flat, spec, made, run, level, check)
+        _certify(reduction.flat, [answer], level, run.beside_search())
         return _finish(reduction, answer)
 
 
@@ -299,8 +298,8 @@ def compare(
                 if stopping.timed and not (cap and problem.n**2 <= SMALL):
                     _prepare(spec, level, problem)
                 run = stopping.run(seed, cap=cap)
-                with run.heeding_ctrl_c():
-                    answers.append(_answer(problem, spec, made, run, None, check))
+                with run.stopping_on_ctrl_c():
+                    answers.append(_answer(reduction.flat, spec, made, run, None, check))
                 if run.interrupted:
                     interrupted = True
                     left_out |= {later.name: "interrupted" for later, _ in plan[at + 1 :]}
@@ -325,8 +324,8 @@ def compare(
         run = stopping.run(seed, cap=cap).beside_search()
         run.ctrl_c_stops()  # the answers are there
         try:
-            with run.heeding_ctrl_c():
-                _certify(problem, answers, level, run)
+            with run.stopping_on_ctrl_c():
+                _certify(reduction.flat, answers, level, run)
             interrupted = run.interrupted
         except KeyboardInterrupt:  # pressed twice
             interrupted = True
@@ -334,7 +333,7 @@ def compare(
 
 
 def methods() -> list[SolverSpec]:
-    """Every registered method, sorted by name.
+    """Return every registered method, sorted by name.
 
     Examples
     --------
@@ -357,9 +356,9 @@ class _Answer:
     elapsed: float
 
 
-def _answer(problem: Problem, spec: SolverSpec, options: Any, run: Run, level: str | None, check: bool) -> _Answer:
+def _answer(flat: Problem, spec: SolverSpec, options: Any, run: Run, level: str | None, check: bool) -> _Answer:
     """Run the solver on the flattened batch, leaving time for a certificate of this level."""
-    began, flat = time.perf_counter(), problem.flatten()
+    began = time.perf_counter()
     by_itself = getattr(options, "bound", None) in (level, bounds.LEVELS[-1])  # it leaves time for a certificate
     own = run if level is None or by_itself else run.leaving(bounds.seconds_to_certify(flat, level))
     result = spec.solve(flat, options, own, check=check)
@@ -370,27 +369,26 @@ def _answer(problem: Problem, spec: SolverSpec, options: Any, run: Run, level: s
     if check:
         check_mask(flat, result.mask, spec.name)
     if check or level is not None or result.lower_bound is not None:
-        value = objective.evaluate(flat.W, result.mask)  # nothing is certified for an f that is not exact
+        value = flat.weights.objective(result.mask)  # nothing is certified for an f that is not exact
     elif result.objective is not None:
         value = result.objective
     else:
-        value = objective.evaluate_fast(flat.W, result.mask)
+        value = flat.weights.objective_fast(result.mask)
     bound = result.lower_bound
     if bound is not None:
         bound = (
             bound_within_rounding(flat, result.mask, value, bound, spec.name) if check else torch.minimum(bound, value)
         )
-        if result.certified is not None and isinstance(flat.W, ColumnWeights) and flat.W.whole_at_once():
+        if result.certified is not None and flat.weights.whole_at_once():
             # The method saw tensors.
             bound = torch.minimum(torch.maximum(bound, bounds.form_bound(flat, run.beside_search())), value)
     return _Answer(spec, options, run, result, value, bound, time.perf_counter() - began)
 
 
-def _certify(problem: Problem, answers: Sequence[_Answer], level: str | None, run: Run) -> None:
+def _certify(flat: Problem, answers: Sequence[_Answer], level: str | None, run: Run) -> None:
     """Give every answer the best bound known, after computing one of this level for instances not yet proved."""
     if level is None:
         return
-    flat = problem.flatten()
     masks, value = answers[0].result.mask.clone(), answers[0].value.clone()
     best = torch.full_like(value, -math.inf)
     for answer in answers:
@@ -413,10 +411,9 @@ def _certify(problem: Problem, answers: Sequence[_Answer], level: str | None, ru
 def _finish(reduction: Reduction, answer: _Answer) -> Solution:
     """Turn a method's answer into a `Solution` of the problem as given."""
     problem, result, spec, run = reduction.given, answer.result, answer.spec, answer.run
-    flat, mask, uncertified = problem.flatten(), reduction.full(result.mask), answer.bound is None
+    flat, mask, uncertified = reduction.whole, reduction.full(result.mask), answer.bound is None
     value = reduction.value(answer.value, mask)
-    left = flat if reduction.rest is None else reduction.problem.flatten()
-    bound = _lower_bound(left, value, None if answer.bound is None else reduction.bound(answer.bound))
+    bound = _lower_bound(reduction.flat, value, None if answer.bound is None else reduction.bound(answer.bound))
     optimal = value == bound if uncertified else proved(flat, mask, value, bound)
     if problem.integer:  # nothing lies strictly between a whole f and the next one below it
         bound = torch.where(optimal, torch.maximum(bound, value), bound)
@@ -457,9 +454,9 @@ def _reduced(W: Any, k: Any, protected: Any, required: Any, maximize: Any, check
 
 def _prepare(spec: SolverSpec, level: str | None, problem: Problem) -> None:
     """Have everything compiled before a time limit starts to run."""
-    spec.prepare(problem.W.dtype, problem.weights)
+    spec.prepare(problem.weights)
     if level is not None or spec.compiled:
-        bounds.prepare(sparse=isinstance(problem.weights, SparseWeights))
+        bounds.prepare(sparse=problem.weights.form == SparseWeights.form)
 
 
 def _shaped(value: Any, shape: tuple[int, ...], export: Callable[[Tensor], Any]) -> Any:

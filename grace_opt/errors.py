@@ -45,12 +45,27 @@ class MissingLibraryError(OptionError, ImportError):
     """An optional library is not installed; the message names the pip extra that brings it."""
 
 
+class MovedNameError(OptionError, AttributeError):
+    """A name is elsewhere now; the message says where."""
+
+
 class UnknownSolverError(GraceError, LookupError):
     """No solver of that name is registered, or the extra that brings it is not installed."""
 
 
 class SolverError(GraceError, RuntimeError):
     """A solver could not finish, refused the instance, or returned something that is not a solution."""
+
+
+class ComparisonError(SolverError):
+    """A method that was asked for failed; `partial` is the `grace_opt.Comparison` of the methods that had finished."""
+
+    partial: Any
+
+    def __init__(self, message: str, partial: Any = None) -> None:  # without it: as pickle makes it again
+        super().__init__(message)
+        if partial is not None:
+            self.partial = partial
 
 
 class MaskError(GraceError, ValueError):

@@ -10,13 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .kernels.exchange.reference import row_sums as row_sums
-from .kernels.exchange.reference import swap_costs as swap_costs
-from .kernels.indices import indices_from_mask as indices_from_mask
-from .kernels.indices import mask_from_indices as mask_from_indices
-from .kernels.objective import magnitude as magnitude
-from .kernels.objective import objective as one_per_instance
-from .kernels.weights import Weights
+from .kernels.solve.exchange.reference import row_sums as row_sums
+from .kernels.solve.exchange.reference import swap_costs as swap_costs
+from .kernels.solve.indices import indices_from_mask as indices_from_mask
+from .kernels.solve.indices import mask_from_indices as mask_from_indices
+from .kernels.solve.objective import magnitude as magnitude
+from .kernels.solve.objective import objective as one_per_instance
+from .problem import Weights
 
 
 def evaluate(W: Tensor | Weights, mask: Tensor) -> Tensor:
@@ -47,22 +47,10 @@ def evaluate(W: Tensor | Weights, mask: Tensor) -> Tensor:
     >>> evaluate(W, torch.tensor([True, False, True]))
     tensor(5., dtype=torch.float64)
     """
-    if isinstance(W, Weights):
+    if not isinstance(W, Tensor):
         return W.objective(mask)
     if W.shape[:-1] == mask.shape:
         return one_per_instance(W, mask)
     if W.ndim == 2 and mask.numel():  # many choices of one instance
         return torch.stack([evaluate(W, one) for one in mask.reshape(-1, mask.shape[-1])]).reshape(mask.shape[:-1])
     return one_per_instance(W.expand(*mask.shape[:-1], *W.shape[-2:]), mask)
-
-
-def evaluate_fast(W: Tensor | Weights, mask: Tensor) -> Tensor:
-    """Objective f(S) in one pass over W, without a float64 copy: row sums in W's own precision, or better.
-
-    Rounding error about ``n eps * sum |W_ij|`` over the chosen entries (eps of W's dtype). O(n²) per instance.
-    """
-    if isinstance(W, Weights):
-        return W.objective(mask)
-    x = mask.to(W.dtype)
-    rows = (x.unsqueeze(-2) @ W).squeeze(-2)  # W is symmetric; this side of it is the faster one
-    return (rows * x).sum(-1, dtype=torch.float64)

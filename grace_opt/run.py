@@ -56,8 +56,8 @@ class _Stop:
     """
 
     def __init__(self) -> None:
-        self.asked = self.by_ctrl_c = self.has_choice = False
-        self.at: int | None = None  # the instance at which the callback asked
+        self.requested = self.by_ctrl_c = self.has_choice = False
+        self.instance: int | None = None  # at which the callback requested it
         self.before: Any = None  # the previous handler
 
     def on_ctrl_c(self, number: int, frame: Any) -> None:
@@ -65,13 +65,13 @@ class _Stop:
         if self.by_ctrl_c or not self.has_choice:
             self.before(number, frame)
             return
-        self.by_ctrl_c = self.asked = True
+        self.by_ctrl_c = self.requested = True
         if isinstance(getattr(self.before, "__self__", None), _Stop):
             # `solve` called in a callback: stop its caller too.
             self.before(number, frame)
 
 
-class _Found:
+class _BestSoFar:
     """The least f so far and when it was found, by instance; shared by all copies of a `Run`.
 
     No locks: only one thread at a time searches an instance.
@@ -124,7 +124,7 @@ class Run:
     pace: float = 1.0
     began: float = field(default_factory=lambda: time.monotonic())
     _stop: _Stop = field(default_factory=_Stop, repr=False)
-    _found: _Found = field(default_factory=_Found, repr=False)
+    _best: _BestSoFar = field(default_factory=_BestSoFar, repr=False)
 
     def expired(self) -> bool:
         """Whether to stop: time is up, Ctrl-C or the callback asked for it, or no instance is `open` any more."""
@@ -136,7 +136,7 @@ class Run:
 
     def has_time(self, seconds: float) -> bool:
         """Whether a step of about this many seconds, which cannot be interrupted, fits into the remaining time."""
-        if self._stop.asked:
+        if self._stop.requested:
             return False
         then = time.monotonic() + seconds * self.pace
         return then < self.deadline and (not self.watches or self.numbers is None or any(self._open(then)))
@@ -151,7 +151,7 @@ class Run:
         return self._open(time.monotonic())
 
     def _open(self, then: float) -> list[bool]:
-        since = self._found.since
+        since = self._best.since
         return [
             not reached and then < since.get(number, math.inf) + self.patience
             for number, reached in zip(self.numbers or (), self.reached(), strict=True)
@@ -159,14 +159,14 @@ class Run:
 
     def reached(self) -> list[bool]:
         """Which instances have a choice with f at most their target."""
-        value = self._found.value
+        value = self._best.value
         return [bool(self.targets) and b in value and value[b] <= self.targets[b] for b in self.numbers or ()]
 
     def note(self, values: Sequence[float]) -> None:
         """Record f of the best choice so far, for each instance; where it fell, patience starts again."""
         if not self.watches:
             return
-        now, found = time.monotonic(), self._found
+        now, found = time.monotonic(), self._best
         for number, value in zip(self.numbers or (), values, strict=True):
             if value < found.value.get(number, math.inf):
                 found.value[number], found.since[number] = value, now
@@ -174,7 +174,7 @@ class Run:
     def begin(self) -> None:
         """Record that the search of these instances starts now, and patience with it."""
         if self.watches:
-            self._found.since.update(dict.fromkeys(self.numbers or (), time.monotonic()))
+            self._best.since.update(dict.fromkeys(self.numbers or (), time.monotonic()))
 
     def instances(self, places: Sequence[int]) -> Run:
         """The same run for the instances at these places in the batch, in the order of `Problem.instances`."""
@@ -199,12 +199,12 @@ class Run:
     @property
     def stopped(self) -> bool:
         """Whether Ctrl-C, the callback or an error in another thread asked to stop."""
-        return self._stop.asked
+        return self._stop.requested
 
     @property
     def stopped_at(self) -> int | None:
         """The instance of the whole call at which the callback asked to stop."""
-        return self._stop.at
+        return self._stop.instance
 
     @property
     def interrupted(self) -> bool:
@@ -213,10 +213,10 @@ class Run:
 
     def interrupt(self) -> None:
         """Stop as Ctrl-C does; for methods that use a library which catches the signal."""
-        self._stop.by_ctrl_c = self._stop.asked = True
+        self._stop.by_ctrl_c = self._stop.requested = True
 
     @contextmanager
-    def heeding_ctrl_c(self) -> Iterator[None]:
+    def stopping_on_ctrl_c(self) -> Iterator[None]:
         """Inside this block, Ctrl-C asks to stop once the method has a choice; a second one raises KeyboardInterrupt.
 
         Only in the main thread, which alone receives signals, and only if the program has no handler for Ctrl-C.
@@ -251,21 +251,21 @@ class Run:
 
     def stop(self) -> None:
         """Make `expired` true in every part of the call, to end its threads."""
-        self._stop.asked = True
+        self._stop.requested = True
 
     def go_on(self) -> None:
         """Undo a stop by a callback or an error, but not by Ctrl-C; for work after the method."""
-        self._stop.asked = self._stop.by_ctrl_c
+        self._stop.requested = self._stop.by_ctrl_c
 
     def report(self, instance: int, objective: float, lower_bound: float, mask: npt.NDArray[np.bool_]) -> None:
         """Record f of one instance's best choice and call the callback; check `expired` afterwards."""
         one = self.instance(instance)
         one.note([objective])
-        if self.callback is not None and not self._stop.asked:
+        if self.callback is not None and not self._stop.requested:
             elapsed = time.monotonic() - self.began
             (number,) = one.numbers or (instance,)
             if self.callback(Progress(number, elapsed, objective, lower_bound, mask.copy(), objective)):
-                self._stop.at = number
+                self._stop.instance = number
                 self.stop()
 
 

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import objective as f
 from ._util.arrays import count_true
 from ._util.json_values import to_json_text, to_jsonable
 from .errors import SolverError
@@ -41,7 +40,7 @@ LAST_DIGITS = 8 * _EPS
 
 
 class Status(enum.Enum):
-    """How much is known about one instance's answer; the value explains it in words.
+    """Certainty of one instance's answer; the value explains it in words.
 
     OPTIMAL takes objective and bound for equal within 1e-9 of ``|objective|``, or within its rounding if that is more.
     Integers: within less than a step, such as 1 (`Problem.step`), and beyond 2⁵² units exactly.
@@ -55,7 +54,7 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True)
 class SolverResult:
-    """What a solver returns.
+    """Result of a solver, before `solve` has checked it.
 
     Attributes
     ----------
@@ -191,7 +190,7 @@ class Solution:
 
     @property
     def success(self) -> Any:
-        """Whether the method came to its end, (...) bool, by scipy's name: neither a limit nor Ctrl-C stopped it."""
+        """True if the method came to its end, (...) bool, by scipy's name: neither a limit nor Ctrl-C stopped it."""
         return self._by_status(lambda status: status in (Status.OPTIMAL, Status.FEASIBLE), np.bool_)
 
     @property
@@ -205,7 +204,7 @@ class Solution:
         return np.vectorize(value, otypes=[kind])(self.status)
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as numbers, strings and lists; None for what is infinite or not known. `mask` is left out.
+        """Return the answer as numbers, strings and lists; None for what is infinite or not known. `mask` is left out.
 
         Examples
         --------
@@ -258,13 +257,14 @@ class Solution:
         """
         if self.problem is None:
             raise SolverError("this Solution has no problem to verify against: call solve(...) to get one that has.")
-        p, mask = self.problem, torch.as_tensor(self.mask, device=self.problem.W.device)
+        p, mask = self.problem, torch.as_tensor(self.mask, device=self.problem.k.device)
         check_mask(p, mask, self.method)
         if self.required is not None and bool((torch.as_tensor(self.required, device=mask.device) & ~mask).any()):
             raise SolverError(f"{self.method} did not choose all required vertices.")
         # Without the checks, f was summed in W's own precision.
-        rtol = 1e-9 if p.W.dtype == torch.float64 else 1e-5
-        exact, size = f.evaluate(p.W, mask), f.magnitude(p.W, mask)
+        rtol = 1e-9 if p.weights.dtype == torch.float64 else 1e-5
+        weights = p.weights.reshape(*p.weights.shape)  # which remembers no sum
+        exact, size = weights.objective(mask), weights.magnitude(mask)
         stored = torch.as_tensor(self.objective, dtype=torch.float64, device=exact.device)
         bound = torch.as_tensor(self.bound, dtype=torch.float64, device=exact.device)
         if not bool(((stored - exact).abs() <= rtol * size).all()):  # so written, NaN fails
@@ -322,7 +322,7 @@ def tolerance(problem: Problem, mask: Tensor, objective: Tensor) -> Tensor:
 
 def rounding(problem: Problem, mask: Tensor) -> Tensor:
     """Rounding error of a bound near f: ``64 n eps Σ|W_ij|`` over the chosen entries; matters if f nearly cancels."""
-    return ROUNDING * problem.n * _EPS * f.magnitude(problem.W, mask)
+    return ROUNDING * problem.n * _EPS * problem.weights.magnitude(mask)
 
 
 def proved(problem: Problem, mask: Tensor, objective: Tensor, lower_bound: Tensor) -> Tensor:
@@ -337,6 +337,6 @@ def contradicted(lower_bound: Tensor, objective: Tensor) -> Tensor:
 
 def relative_gap(problem: Problem, mask: Tensor, objective: Tensor, lower_bound: Tensor) -> Tensor:
     """``(f - bound) / max(|f|, 1e-9 Σ|W_ij|)`` with the sum over the chosen entries; 0 if the bound is not below f."""
-    size = torch.maximum(objective.abs(), GAP_FLOOR * f.magnitude(problem.W, mask))
+    size = torch.maximum(objective.abs(), GAP_FLOOR * problem.weights.magnitude(mask))
     difference = objective - lower_bound
     return torch.where(difference <= 0, 0.0, difference / size)

@@ -54,13 +54,13 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
     if isinstance(start, str):
         spec = registry.get(start)
         return spec.solve(problem, spec.make_options({}), run).mask.clone()
-    n, batch = problem.n, problem.W.shape[0]
+    n, batch, device = problem.n, len(problem.k), problem.weights.device
     wanted = f"a method's name, vertices by number from 0 to {n - 1}, or a bool mask (..., {n})"
     if problem.labels is not None:
         wanted += ", or names; numbers count the nodes or labels, as Solution.indices does"
         named = getattr(getattr(start, "dtype", None), "kind", "") in tuple("UO")
         if named or (isinstance(start, list | tuple | set) and any(isinstance(each, str) for each in start)):
-            start = vertex_mask(start, "start", problem.labels, (), n, problem.W.device)
+            start = vertex_mask(start, "start", problem.labels, (), n, device)
     given = as_tensor(start, "start", wanted)
     shape, twice = tuple(given.shape), []
     if given.dtype != torch.bool:
@@ -80,7 +80,7 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
         raise OptionError(f"start has shape {shape}: give {wanted}{each}.")
     if twice:
         raise OptionError(f"start names vertex {twice[0]} twice: give each vertex once.")
-    mask = given.to(problem.W.device).reshape(rows, n).expand(problem.candidates.shape).clone()
+    mask = given.to(device).reshape(rows, n).expand(problem.candidates.shape).clone()
     if problem.required is not None:  # chosen already; a mask from another solver is without them
         mask &= ~problem.required
     try:
@@ -88,5 +88,5 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
     except SolverError as error:  # here it is the caller's, not a method's
         raise OptionError(str(error)) from None
     if run.watches:
-        run.note(objective.evaluate(problem.W, mask).tolist())
+        run.note(problem.weights.objective(mask).tolist())
     return mask

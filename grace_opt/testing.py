@@ -1,8 +1,9 @@
-"""For people who write solvers: a conformance suite, and hypothesis strategies that draw difficult instances.
+"""For people who write solvers or stores: conformance suites, and hypothesis strategies that draw difficult instances.
 
 ``check_solver("name")`` runs the suite on a registered method and raises AssertionError at the first violation of the
 contract: exactly k vertices, none protected; correct objective; bound at most f and the optimum; batch = loop;
-per-instance k; reproducible; input unchanged; dtypes and edge cases. Our own tests run it over the whole registry.
+per-instance k; reproducible; input unchanged; dtypes and edge cases. ``check_store(store)`` does as much for a way to
+hold a cache. Our own tests run them over the whole registry, and over the store of the guide.
 Needs ``pip install ".[dev]"`` for hypothesis.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ from ._util.json_values import to_numpy
 from ._util.optional import missing
 from .errors import SolverError
 from .solution import OPTIMALITY_RTOL, ROUNDING, Solution, Status
+
+if TYPE_CHECKING:
+    from .hf.stores.maker import StoreMaker
 
 try:
     from hypothesis import strategies as st
@@ -189,6 +193,28 @@ def check_solver(name: str, *, sizes: tuple[int, ...] = (1, 2, 3, 6, 9), seed: i
         _check_protected(spec, W, seed, options)
     for n in sizes:
         _check_batch(spec, np.stack([instance(kind, n, seed + n) for kind in KINDS]), seed, options)
+
+
+def check_store(store: StoreMaker, tolerance: float = 0.5, **settings: Any) -> None:
+    """Run the conformance suite on a store of a cache's older tokens.
+
+    Parameters
+    ----------
+    store : StoreMaker
+        A subclass of `grace_opt.hf.stores.maker.TensorStore`, or another maker.
+    tolerance : float
+        Largest relative error of its keys, and of its values.
+    **settings
+        Settings of the cache, beside ``store=``.
+
+    Raises
+    ------
+    AssertionError
+        The message names the store, the family of models and what was wrong.
+    """
+    from .hf.tools.store_check import check  # transformers, which solvers do without
+
+    check(store, tolerance, **settings)
 
 
 def _solve(W: Any, k: Any, name: str, **options: Any) -> Solution:

@@ -15,23 +15,24 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, singledispatch
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from grace_opt import objective, registry
+from grace_opt import registry
 from grace_opt.errors import OptionError
-from grace_opt.kernels.annealing.moves import DenseMoves, SparseMoves
+from grace_opt.kernels.solve.annealing.moves import DenseMoves, SparseMoves
 from grace_opt.parallel import map_in_threads
-from grace_opt.problem import Problem, SparseWeights
+from grace_opt.problem import Problem, SparseWeights, Weights
 from grace_opt.registry import check_fields, integer, number, register_solver
 from grace_opt.run import Run
 from grace_opt.solution import SolverResult
 from grace_opt.starts import starting_masks
 
+Bools = npt.NDArray[np.bool_]
 #: The hottest temperature accepts this share of random exchanges; less if there are fewer sweeps than this. More, up to
 #: the last, if there are more proposals than sweeps ask for, as W is small: one high step may hide its optimum.
 ACCEPTED, FULL_SWEEPS, MOST_ACCEPTED = 0.02, 200, 0.1
@@ -96,19 +97,41 @@ def annealing(problem: Problem, options: AnnealingOptions, run: Run) -> SolverRe
     run.ctrl_c_stops()
     run.begin()
     masks, most = start.cpu().numpy(), POLISHING_SHARE * max(0.0, run.deadline - time.monotonic())
-    left = run.leaving(min(SECONDS_TO_POLISH * problem.W.numel(), most))
+    left = run.leaving(min(SECONDS_TO_POLISH * problem.weights.numel(), most))
     searches = [_Search(problem.instance(b), masks[b], options, left.instance(b)) for b in range(len(masks))]
-    seconds = 0.0 if problem.weights is None else SECONDS_TO_BEGIN * problem.W.numel()
-    waiting = searches if run.has_time(seconds) else []
+    waiting = searches if run.has_time(_pace(problem.weights)[0]) else []
     while waiting := [search for search in waiting if not search.done and not search.run.expired()]:
         map_in_threads(_Search.advance, waiting, run)
-    mask = torch.from_numpy(np.stack([search.mask() for search in searches])).to(problem.W.device)
-    limit = torch.tensor([not search.done for search in searches], dtype=torch.bool, device=problem.W.device)
+    mask = torch.from_numpy(np.stack([search.mask() for search in searches])).to(start.device)
+    limit = torch.tensor([not search.done for search in searches], dtype=torch.bool, device=start.device)
     stats = {"iterations": sum(search.spent for search in searches), "exchanges": sum(s.made for s in searches)}
     if not run.expired():
         local = registry.get("local_search")
         mask = local.solve(problem, local.make_options({"start": mask}), run).mask
     return SolverResult(mask, limit=limit, stats=stats)
+
+
+@singledispatch
+def _pace(W: Weights) -> tuple[float, int]:
+    """Seconds until the first proposal, and proposals between two looks at the clock."""
+    return 0.0, SLICE
+
+
+@_pace.register
+def _sparse_pace(W: SparseWeights) -> tuple[float, int]:
+    return SECONDS_TO_BEGIN * W.numel(), SLICE_OF_LARGE if W.numel() > LARGE else SLICE
+
+
+@singledispatch
+def _moves(W: Weights, alive: Bools, x: Bools, random: npt.NDArray[np.uint64]) -> DenseMoves:
+    """The set x of candidates, `alive`, to be annealed."""
+    dense = W.tensor.detach().to("cpu").double().numpy()
+    return DenseMoves(np.ascontiguousarray(dense if alive.all() else dense[np.ix_(alive, alive)]), x, random)
+
+
+@_moves.register
+def _sparse_moves(W: SparseWeights, alive: Bools, x: Bools, random: npt.NDArray[np.uint64]) -> DenseMoves:
+    return SparseMoves(W.graph(torch.from_numpy(alive)), x, random)
 
 
 class _Search:
@@ -120,8 +143,7 @@ class _Search:
         self.sure = start[self.alive]
         self.size, self.spent, self.made, self.value = len(self.sure), 0, 0, math.inf
         self.done = self.k in (0, self.size)
-        large = problem.weights is not None and problem.W.numel() > LARGE
-        self.slice = SLICE_OF_LARGE if large else SLICE
+        _, self.slice = _pace(problem.weights)
         # This round: its number, proposals in all and so far, how far the temperature has fallen, whether it is slowed
         # down to fill the time, whether it is over; seconds per proposal.
         self.round, self.total, self.spent_here, self.progress, self.last, self.ended = -1, 0, 0, 0.0, False, True
@@ -193,11 +215,7 @@ class _Search:
         """The set that is annealed; made when the search begins."""
         entropy = np.random.SeedSequence(self.run.seed).generate_state(1, np.uint64)
         random = np.maximum(entropy, np.uint64(1))  # xorshift must not start at 0
-        if isinstance(self.problem.weights, SparseWeights):
-            return SparseMoves(self.problem.weights.graph(torch.from_numpy(self.alive)), self.sure, random)
-        W = self.problem.W.detach().to("cpu").double().numpy()
-        W = W if self.alive.all() else W[np.ix_(self.alive, self.alive)]
-        return DenseMoves(np.ascontiguousarray(W), self.sure, random)
+        return _moves(self.problem.weights, self.alive, self.sure, random)
 
     def _set_temperatures(self, sweeps: float) -> None:
         """The hottest and the coldest temperature of this round."""
@@ -228,8 +246,8 @@ class _Search:
         self.moves.values[1] = self.value
 
     def _exact(self, x: npt.NDArray[np.bool_]) -> float:
-        mask = torch.from_numpy(self._whole(x)).to(self.problem.W.device)
-        return float(objective.evaluate(self.problem.W, mask))
+        mask = torch.from_numpy(self._whole(x)).to(self.problem.k.device)
+        return float(self.problem.weights.objective(mask))
 
     def _whole(self, x: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         whole = np.zeros(self.problem.n, bool)

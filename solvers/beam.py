@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grace_opt.kernels.completion import completions
-from grace_opt.kernels.greedy import first_scores, greedy_order
+from grace_opt.kernels.solve.completion import completions
+from grace_opt.kernels.solve.greedy import first_scores, greedy_order
 from grace_opt.objective import evaluate, mask_from_indices
 from grace_opt.problem import Problem
 from grace_opt.registry import check_fields, integer, register_solver

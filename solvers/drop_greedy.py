@@ -17,18 +17,18 @@ Reference: the destructive heuristics of Glover, Kuo & Dhir, Heuristic algorithm
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import singledispatch
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from grace_opt.kernels.columns.reference import greedy
-from grace_opt.kernels.columns.source import ColumnWeights
-from grace_opt.kernels.greedy import cost_path, greedy_order, removal_scores
-from grace_opt.kernels.sparse import greedy as sparse_greedy
+from grace_opt.kernels.solve.columns.reference import greedy
+from grace_opt.kernels.solve.greedy import greedy_order, removal_scores
+from grace_opt.kernels.solve.sparse import greedy as sparse_greedy
 from grace_opt.objective import mask_from_indices
-from grace_opt.problem import Problem, SparseWeights
+from grace_opt.problem import FactoredWeights, Problem, SparseWeights, Weights
 from grace_opt.registry import check_fields, flag, register_solver
 from grace_opt.run import Run
 from grace_opt.solution import SolverResult
@@ -68,76 +68,62 @@ class DropGreedyOptions:
 )
 def drop_greedy(problem: Problem, options: DropGreedyOptions, run: Run) -> SolverResult:
     """Drop the vertex whose removal lowers f most until k are left; ties drop the lowest index."""
-    if isinstance(problem.weights, SparseWeights):
-        return _sparse(problem, problem.weights, options, run)
     size = problem.candidates.sum(-1)
-    if isinstance(problem.W, ColumnWeights):
-        return _by_columns(problem, problem.W, options, run, size)
-    scores = removal_scores(problem.W, problem.candidates)
     drops = size if options.path else size - problem.k
-    dropped, left = _dropped(problem, scores, drops)
+    dropped, left, cut = _dropped(problem.weights, problem.candidates, drops, options.path, run)
     if not options.path:
-        return SolverResult(left)
+        return SolverResult(left, limit=cut)
     order = _reversed(dropped, size, problem.n)
     step = torch.arange(problem.n, device=order.device)
     mask = mask_from_indices(torch.where(step < problem.k.unsqueeze(-1), order, -1), problem.n)
-    return SolverResult(mask, stats={"order": order, "path": cost_path(problem.W, order)}, objective_stats=("path",))
+    stats = {"order": order, "path": problem.weights.path(order)}
+    return SolverResult(mask, limit=cut, stats=stats, objective_stats=("path",))
 
 
-def _sparse(problem: Problem, W: SparseWeights, options: DropGreedyOptions, run: Run) -> SolverResult:
+Dropped = tuple[Tensor, Tensor, Tensor | None]
+
+
+@singledispatch
+def _dropped(W: Weights, candidates: Tensor, drops: Tensor, path: bool, run: Run) -> Dropped:
+    """The dropped vertices in order, padded with -1; the mask of those left; and which instances were cut short."""
+    scores = removal_scores(W.tensor, candidates)
+    order, mask, _ = greedy_order(W.tensor, scores, candidates, drops, int(drops.max()))
+    left = candidates & ~mask
+    for b in _suspects(W, candidates).nonzero().flatten().tolist():
+        count, weights = int(drops[b]), W.tensor[b].to("cpu", torch.float64).numpy()
+        free = candidates[b].cpu().numpy().copy()
+        order[b, :count] = torch.tensor(_carefully(weights, free, count), dtype=torch.int64, device=order.device)
+        left[b] = torch.from_numpy(free)
+    return order, left, None
+
+
+@_dropped.register
+def _by_edges(W: SparseWeights, candidates: Tensor, drops: Tensor, path: bool, run: Run) -> Dropped:
     """The same drops from the edges alone, by a heap; when time is up, the least scores are dropped at once.
 
     Scores that are rounding error are summed again.
     """
-    graph, size = W.graph(), int(problem.candidates.sum())
-    count = size if options.path else size - problem.k_max
-    if options.path or run.has_time(SECONDS_TO_SUM * W.numel()):
-        dropped, cut = sparse_greedy.dropped(graph, problem.candidates, count, run.expired)
+    count = int(drops)
+    if path or run.has_time(SECONDS_TO_SUM * W.numel()):
+        dropped, cut = sparse_greedy.dropped(W.graph(), candidates, count, run.expired)
     else:
-        scores = W.diagonal() - 2 * W.times(problem.candidates)
-        dropped, cut = sparse_greedy.dropped_at_once(scores, problem.candidates, count), count > 0
-    limit = torch.full_like(problem.k, cut, dtype=torch.bool)
-    if not options.path:
-        return SolverResult(problem.candidates & ~mask_from_indices(dropped, problem.n), limit=limit)
-    order = dropped.flip(-1)
-    mask = mask_from_indices(order[:, : problem.k_max], problem.n)
-    padded = torch.nn.functional.pad(order, (0, problem.n - size), value=-1)
-    stats = {"order": padded, "path": sparse_greedy.path_of(graph, order)}
-    return SolverResult(mask, limit=limit, stats=stats, objective_stats=("path",))
+        scores = W.diagonal() - 2 * W.times(candidates)
+        dropped, cut = sparse_greedy.dropped_at_once(scores, candidates, count), count > 0
+    return dropped, candidates & ~mask_from_indices(dropped, W.n), torch.full_like(drops, cut, dtype=torch.bool)
 
 
-def _by_columns(problem: Problem, W: ColumnWeights, options: DropGreedyOptions, run: Run, size: Tensor) -> SolverResult:
+@_dropped.register
+def _by_columns(W: FactoredWeights, candidates: Tensor, drops: Tensor, path: bool, run: Run) -> Dropped:
     """The same on columns computed one after the other, in blocks if time is short."""
-    scores = W.diagonal() - 2 * W.times(problem.candidates)
-    drops = size if options.path else size - problem.k
-    scores = scores.masked_fill(~problem.candidates, torch.inf)
+    scores = (W.diagonal() - 2 * W.times(candidates)).masked_fill(~candidates, torch.inf)
     dropped, cut = greedy.greedy_order(W, scores, drops, int(drops.max()), run.left)
-    if not options.path:
-        return SolverResult(problem.candidates & ~dropped.mask, limit=cut)
-    order = _reversed(dropped.order, size, problem.n)
-    step = torch.arange(problem.n, device=order.device)
-    mask = mask_from_indices(torch.where(step < problem.k.unsqueeze(-1), order, -1), problem.n)
-    stats = {"order": order, "path": greedy.cost_path(W, order)}
-    return SolverResult(mask, limit=cut, stats=stats, objective_stats=("path",))
+    return dropped.order, candidates & ~dropped.mask, cut
 
 
-def _dropped(problem: Problem, scores: Tensor, drops: Tensor) -> tuple[Tensor, Tensor]:
-    """The dropped vertices in order, padded with -1, and the mask of the vertices left."""
-    W, candidates = problem.W, problem.candidates
-    order, mask, _ = greedy_order(W, scores, candidates, drops, int(drops.max()))
-    left = candidates & ~mask
-    for b in _suspects(W, candidates).nonzero().flatten().tolist():
-        count, weights = int(drops[b]), W[b].to("cpu", torch.float64).numpy()
-        free = candidates[b].cpu().numpy().copy()
-        order[b, :count] = torch.tensor(_carefully(weights, free, count), dtype=torch.int64, device=order.device)
-        left[b] = torch.from_numpy(free)
-    return order, left
-
-
-def _suspects(W: Tensor, candidates: Tensor) -> Tensor:
+def _suspects(weights: Weights, candidates: Tensor) -> Tensor:
     """Instances in which some weights may dwarf the sum of others; a quick test that rules out almost all."""
-    least = W.diagonal(dim1=-2, dim2=-1).abs().masked_fill(~candidates, torch.inf).amin(-1).double()
-    spread = W.shape[-1] * torch.maximum(W.amax((-1, -2)), -W.amin((-1, -2))).double()
+    W, least = weights.tensor, weights.diagonal().abs().masked_fill(~candidates, torch.inf).amin(-1).double()
+    spread = weights.n * weights.largest()
     if (spread > DWARFING_RATIO * least).any():
         # The diagonal may be 0: use the least weight that is not 0, some rows at a time.
         sizes = (W[:, at : at + ROWS_AT_A_TIME].abs() for at in range(0, W.shape[-1], ROWS_AT_A_TIME))

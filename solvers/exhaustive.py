@@ -113,7 +113,7 @@ def _search(W: np.ndarray[Any, Any], k: int, run: Run) -> tuple[np.ndarray[Any, 
     n = W.shape[0]
     if k in (0, n):
         return np.arange(k), 1, True
-    from grace_opt.kernels.enumeration.cpu import advance  # importing numba takes a while
+    from grace_opt.kernels.solve.enumeration.cpu import advance  # importing numba takes a while
 
     order = np.argsort(np.abs(W).max(1), kind="stable")
     W = np.ascontiguousarray(W[np.ix_(order, order)])

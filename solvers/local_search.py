@@ -5,7 +5,7 @@ Maths: exchanging i ∈ S for j ∉ S changes f by :math:`W_{ii} - 2 s_i + W_{jj
 exchange. Complexity O(n²) per step. Compiled on the CPU; on a GPU, for n up to 256, all steps run in one launch of a
 Triton kernel. For sparse W, a step costs about the degrees of its two vertices, and with weights above 0 those of their
 neighbours, times log n. Guarantee: a verified 1-swap-local optimum, never worse than its start: no exchange improves f
-by more than the rounding error of its own two vertices' weights with S (`grace_opt.kernels.exchange.rounding`),
+by more than the rounding error of its own two vertices' weights with S (`grace_opt.kernels.solve.exchange.rounding`),
 whatever the other weights are. On W in factors with more than some thousand vertices, exchanges are made among some
 promising ones at a time; the promise is the same, up to the rounding error of f itself. Good after MIES: it improves
 most of greedy's non-optimal answers on attention's W.
@@ -16,25 +16,23 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, singledispatch
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from grace_opt import objective
 from grace_opt.errors import OptionError
 from grace_opt.kernels._shared.dispatch import use_triton
 from grace_opt.kernels._shared.limits import LARGEST_ON_CHIP
 from grace_opt.kernels._shared.threads import split_batch
-from grace_opt.kernels.columns.reference.exchange import ACCEPTING, BEGINNING, ExchangeState, window_size
-from grace_opt.kernels.columns.source import ColumnWeights
-from grace_opt.kernels.exchange import KERNEL, reference
-from grace_opt.kernels.exchange.rounding import REFRESH, tolerance
-from grace_opt.kernels.sparse.exchange import Exchanges
-from grace_opt.kernels.sparse.pace import Pace
-from grace_opt.problem import Problem, SparseWeights
+from grace_opt.kernels.solve.columns.reference.exchange import ACCEPTING, BEGINNING, ExchangeState, window_size
+from grace_opt.kernels.solve.exchange import KERNEL, reference
+from grace_opt.kernels.solve.exchange.rounding import REFRESH, tolerance
+from grace_opt.kernels.solve.sparse.exchange import Exchanges
+from grace_opt.kernels.solve.sparse.pace import Pace
+from grace_opt.problem import FactoredWeights, Problem, SparseWeights, Weights
 from grace_opt.registry import check_fields, integer, register_solver
 from grace_opt.run import Run
 from grace_opt.solution import SolverResult
@@ -84,17 +82,19 @@ def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Sol
     mask = starting_masks(problem, options.start, run)
     run.ctrl_c_stops()
     run.begin()
-    if isinstance(problem.weights, SparseWeights):
-        return _sparse(problem, problem.weights, mask, options.max_steps, run)
-    if isinstance(problem.W, ColumnWeights):
-        return _by_columns(problem, problem.W, mask, options.max_steps, run)
-    if use_triton(KERNEL, mask.device, _unsupported_reason(problem, options, run)):
-        from grace_opt.kernels.exchange.gpu import swap_refine
+    return _improved(problem.weights, problem, mask, options.max_steps, run)
+
+
+@singledispatch
+def _improved(W: Weights, problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> SolverResult:
+    """Search W as a tensor, where its device does it fastest."""
+    if use_triton(KERNEL, mask.device, _unsupported_reason(problem, max_steps, run)):
+        from grace_opt.kernels.solve.exchange.gpu import swap_refine
 
         return SolverResult(swap_refine(problem.W, mask, problem.candidates, torch.iinfo(torch.int32).max))
     if mask.device.type == "cpu":
-        return _compiled(problem, mask, options.max_steps, run)
-    return _torch(problem, mask, options.max_steps, run)
+        return _compiled(problem, mask, max_steps, run)
+    return _torch(problem, mask, max_steps, run)
 
 
 def _torch(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> SolverResult:
@@ -116,7 +116,7 @@ def _torch(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> S
 def _open(problem: Problem, mask: Tensor, active: Tensor, limit: Tensor, run: Run) -> Tensor:
     """The active instances that neither target nor patience ends; `limit` is set for the others."""
     its = run.instances(active.tolist())
-    its.note(objective.evaluate(problem.W[active], mask[active]).tolist())
+    its.note(problem.weights[active].objective(mask[active]).tolist())
     still = torch.tensor(its.open(), dtype=torch.bool, device=active.device)
     limit[active[~still]] = True
     return active[still]
@@ -124,7 +124,7 @@ def _open(problem: Problem, mask: Tensor, active: Tensor, limit: Tensor, run: Ru
 
 def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> SolverResult:
     """Run the compiled loop on the CPU: many steps of an instance at once, checking the clock now and then."""
-    from grace_opt.kernels.exchange.cpu import improve
+    from grace_opt.kernels.solve.exchange.cpu import improve
 
     W, n = problem.W.contiguous().numpy(), problem.n
     chosen, candidates = mask.contiguous().numpy().copy(), problem.candidates.contiguous().numpy()
@@ -153,7 +153,8 @@ def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -
     return SolverResult(torch.from_numpy(chosen), limit=limit, stats=stats)
 
 
-def _sparse(problem: Problem, W: SparseWeights, mask: Tensor, max_steps: int | None, run: Run) -> SolverResult:
+@_improved.register
+def _sparse(W: SparseWeights, problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> SolverResult:
     """Run the compiled loop over edges, in slices that keep a time limit."""
     free, limit = problem.candidates[0], torch.zeros_like(problem.k, dtype=torch.bool)
     search = Exchanges(W.graph(free), mask[0][free].numpy())
@@ -178,7 +179,8 @@ def _sparse(problem: Problem, W: SparseWeights, mask: Tensor, max_steps: int | N
     return SolverResult(mask, limit=limit, stats={"iterations": steps})
 
 
-def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, max_steps: int | None, run: Run) -> SolverResult:
+@_improved.register
+def _by_columns(W: FactoredWeights, problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> SolverResult:
     """Search among promising vertices, small dense problems, until a look at all exchanges finds none to improve f."""
     if max_steps is not None:
         raise OptionError(
@@ -222,10 +224,10 @@ def _is_late(run: Run, seconds: float) -> bool:
     return not run.has_time(seconds)
 
 
-def _unsupported_reason(problem: Problem, options: LocalSearchOptions, run: Run) -> str | None:
+def _unsupported_reason(problem: Problem, max_steps: int | None, run: Run) -> str | None:
     """Why the GPU kernel cannot do this, or None; once launched, it runs to the end."""
     if problem.n > LARGEST_ON_CHIP:
         return f"n is larger than {LARGEST_ON_CHIP}"
-    if options.max_steps is not None or run.limited or run.watches:
+    if max_steps is not None or run.limited or run.watches:
         return "it cannot stop at a limit of steps or time, or at a target"
     return None

@@ -13,15 +13,16 @@ Algorithm 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import singledispatch
 
 import torch
+from torch import Tensor
 
-from grace_opt.kernels.columns.reference import greedy
-from grace_opt.kernels.columns.source import ColumnWeights
-from grace_opt.kernels.greedy import cost_path, first_scores, greedy_order
-from grace_opt.kernels.sparse import greedy as sparse_greedy
+from grace_opt.kernels.solve.columns.reference import greedy
+from grace_opt.kernels.solve.greedy import Greedy, greedy_order
+from grace_opt.kernels.solve.sparse import greedy as sparse_greedy
 from grace_opt.objective import mask_from_indices
-from grace_opt.problem import Problem, SparseWeights
+from grace_opt.problem import FactoredWeights, Problem, SparseWeights, Weights
 from grace_opt.registry import check_fields, flag, register_solver
 from grace_opt.run import Run
 from grace_opt.solution import SolverResult
@@ -50,44 +51,35 @@ class MiesOptions:
 )
 def mies(problem: Problem, options: MiesOptions, run: Run) -> SolverResult:
     """Add the vertex that increases f least, k times; ties go to the lowest index."""
-    if isinstance(problem.weights, SparseWeights):
-        return _sparse(problem, problem.weights, options, run)
-    if isinstance(problem.W, ColumnWeights):
-        return _by_columns(problem, problem.W, options, run)
-    if not options.path:
-        taken = greedy_order(problem.W, None, problem.candidates, problem.k, problem.k_max)
-        return SolverResult(taken.mask, objective=taken.rise)
-    order = greedy_order(problem.W, None, problem.candidates, problem.candidates.sum(-1), problem.n).order
-    step = torch.arange(problem.n, device=order.device)
-    mask = mask_from_indices(torch.where(step < problem.k.unsqueeze(-1), order, -1), problem.n)
-    return SolverResult(mask, stats={"order": order, "path": cost_path(problem.W, order)}, objective_stats=("path",))
-
-
-def _sparse(problem: Problem, W: SparseWeights, options: MiesOptions, run: Run) -> SolverResult:
-    """The same choices from the edges alone, by a heap; when time is up, the least scores complete the set at once."""
-    graph, n, k = W.graph(), problem.n, problem.k_max
-    count = int(problem.candidates.sum()) if options.path else k
-    order, rise, cut = sparse_greedy.added(graph, problem.candidates, count, run.expired)
-    limit = torch.full_like(problem.k, cut, dtype=torch.bool)
-    mask = mask_from_indices(order[:, :k], n)
-    if not options.path:
-        known = None if cut else torch.tensor([rise], dtype=torch.float64, device="cpu")
-        return SolverResult(mask, limit=limit, objective=known)
-    stats = {
-        "order": torch.nn.functional.pad(order, (0, n - count), value=-1),
-        "path": sparse_greedy.path_of(graph, order),
-    }
-    return SolverResult(mask, limit=limit, stats=stats, objective_stats=("path",))
-
-
-def _by_columns(problem: Problem, W: ColumnWeights, options: MiesOptions, run: Run) -> SolverResult:
-    """The same on columns computed one after the other, in blocks if time is short."""
-    scores = first_scores(problem.W, problem.candidates)
     count, width = (problem.candidates.sum(-1), problem.n) if options.path else (problem.k, problem.k_max)
-    taken, cut = greedy.greedy_order(W, scores, count, width, run.left)
+    taken, cut = _taken(problem.weights, problem.candidates, count, width, run)
     if not options.path:
-        return SolverResult(taken.mask, limit=cut, objective=None if cut.any() else taken.rise)
-    step = torch.arange(problem.n, device=scores.device)
+        return SolverResult(taken.mask, limit=cut, objective=None if cut is not None and cut.any() else taken.rise)
+    step = torch.arange(problem.n, device=count.device)
     mask = mask_from_indices(torch.where(step < problem.k.unsqueeze(-1), taken.order, -1), problem.n)
-    stats = {"order": taken.order, "path": greedy.cost_path(W, taken.order)}
+    stats = {"order": taken.order, "path": problem.weights.path(taken.order)}
     return SolverResult(mask, limit=cut, stats=stats, objective_stats=("path",))
+
+
+Taken = tuple[Greedy, Tensor | None]
+
+
+@singledispatch
+def _taken(W: Weights, candidates: Tensor, k: Tensor, k_max: int, run: Run) -> Taken:
+    """The first k vertices, in an order of this width, and which instances were cut short."""
+    return greedy_order(W.tensor, None, candidates, k, k_max), None
+
+
+@_taken.register
+def _by_edges(W: SparseWeights, candidates: Tensor, k: Tensor, k_max: int, run: Run) -> Taken:
+    """The same choices from the edges alone, by a heap; when time is up, the least scores complete the set at once."""
+    order, rise, cut = sparse_greedy.added(W.graph(), candidates, int(k), run.expired)
+    order = torch.nn.functional.pad(order, (0, k_max - order.shape[-1]), value=-1)
+    known = torch.tensor([rise], dtype=torch.float64, device="cpu")
+    return Greedy(order, mask_from_indices(order, W.n), known), torch.full_like(k, cut, dtype=torch.bool)
+
+
+@_taken.register
+def _by_columns(W: FactoredWeights, candidates: Tensor, k: Tensor, k_max: int, run: Run) -> Taken:
+    """The same on columns computed one after the other, in blocks if time is short."""
+    return greedy.greedy_order(W, W.diagonal().masked_fill(~candidates, torch.inf), k, k_max, run.left)

@@ -16,16 +16,16 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
+from functools import singledispatch
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grace_opt import bounds, objective, registry
+from grace_opt import bounds, registry
 from grace_opt.bounds.qcr import LARGEST_RELAXED, SECONDS_PER_CUBE
 from grace_opt.bounds.sparse import least_seconds
-from grace_opt.kernels.columns.source import ColumnWeights
-from grace_opt.problem import Problem, SparseWeights
+from grace_opt.problem import FactoredWeights, Problem, SparseWeights, Weights
 from grace_opt.registry import check_fields, choice, integer, register_solver
 from grace_opt.run import Run
 from grace_opt.solution import SolverResult, proved
@@ -76,14 +76,15 @@ class PortfolioOptions:
 )
 def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> SolverResult:
     """Greedy, tabu search and a certificate; with a time limit, also branch and bound and more tabu search."""
-    if isinstance(problem.weights, SparseWeights):
-        return _of_edges(problem, options, run)
-    if isinstance(problem.W, ColumnWeights):
-        return _by_columns(problem, problem.W, options, run)
+    return _found(problem.weights, problem, options, run)
+
+
+@singledispatch
+def _found(W: Weights, problem: Problem, options: PortfolioOptions, run: Run) -> SolverResult:
+    """The turns for W as a tensor."""
     mask = _call("mies", problem, run).mask
     run.ctrl_c_stops()
-    entries = problem.W.numel()
-    if not run.expired() and (not run.limited or run.has_time(SECONDS_TO_DROP * entries)):
+    if not run.expired() and (not run.limited or run.has_time(SECONDS_TO_DROP * W.numel())):
         still = torch.tensor(run.open(), dtype=torch.bool, device=mask.device) if run.targets else problem.k >= 0
         better = _better(problem, mask, _call("drop_greedy", problem, run).mask)
         mask = torch.where(still.unsqueeze(-1), better, mask)  # a choice that is good enough stays
@@ -93,7 +94,7 @@ def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> SolverRe
     mask = _better(problem, mask, first.mask)
     stats = dict(first.stats)
     bound = bounds.certificate(problem, options.bound, incumbent=mask, run=run.beside_search())
-    open_ = ~proved(problem, mask, objective.evaluate(problem.W, mask), bound)
+    open_ = ~proved(problem, mask, problem.weights.objective(mask), bound)
     limit = torch.zeros_like(open_)
     if run.limited:
         stats |= {"nodes": 0, "strong_bounds": 0}
@@ -102,7 +103,7 @@ def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> SolverRe
         part, told = problem.instances(rows), run.instances(rows.tolist())
         if problem.n <= LARGEST_RELAXED and run.has_time(SECONDS_PER_CUBE * problem.n**3):
             _prove(part, rows, mask, bound, told, stats)
-        limit = ~proved(problem, mask, objective.evaluate(problem.W, mask), bound)
+        limit = ~proved(problem, mask, problem.weights.objective(mask), bound)
         if bool(limit.any()) and not run.expired():
             rows = limit.nonzero().squeeze(-1)
             part = problem.instances(rows)
@@ -123,7 +124,7 @@ def _prove(problem: Problem, rows: Tensor, mask: Tensor, bound: Tensor, run: Run
         bound[left] = torch.maximum(bound[left], exact.lower_bound.to(bound))  # type: ignore[union-attr]
         for name in ("nodes", "strong_bounds"):
             stats[name] += exact.stats[name]
-        value = objective.evaluate(part.W, mask[left])
+        value = part.weights.objective(mask[left])
         gap, gained = value - bound[left], bound[left] - before
         hope = ((gap <= CLOSE * value.abs()) | (gap <= PATIENT * gained)) & ~proved(
             part, mask[left], value, bound[left]
@@ -134,9 +135,10 @@ def _prove(problem: Problem, rows: Tensor, mask: Tensor, bound: Tensor, run: Run
             break
 
 
-def _of_edges(problem: Problem, options: PortfolioOptions, run: Run) -> SolverResult:
+@_found.register
+def _of_edges(W: SparseWeights, problem: Problem, options: PortfolioOptions, run: Run) -> SolverResult:
     """Greedy, annealing, tabu search on small graphs, and a certificate; for sparse W."""
-    mask, entries = _call("mies", problem, run).mask, problem.W.numel()
+    mask, entries = _call("mies", problem, run).mask, W.numel()
     run.ctrl_c_stops()
     if not run.expired() and (not run.limited or run.has_time(SECONDS_TO_DROP_EDGES * entries / EDGES_SHARE)):
         better = _better(problem, mask, _call("drop_greedy", problem, run).mask)
@@ -155,7 +157,8 @@ def _of_edges(problem: Problem, options: PortfolioOptions, run: Run) -> SolverRe
     return _certified("annealing", problem, mask, stats, options, run)
 
 
-def _by_columns(problem: Problem, W: ColumnWeights, options: PortfolioOptions, run: Run) -> SolverResult:
+@_found.register
+def _by_columns(W: FactoredWeights, problem: Problem, options: PortfolioOptions, run: Run) -> SolverResult:
     """Greedy, tabu search until the limit less the time of a certificate, and that, for W that is never formed."""
     search = run.leaving(bounds.seconds_to_certify(problem, options.bound))
     first = _call("mies", problem, search.until(MOST_OF_IT))  # in blocks, if it must be
@@ -177,7 +180,7 @@ def _certified(
 ) -> SolverResult:
     """Add a certificate; if it has left some of a time limit, search what is not proved until then, by this method."""
     bound = bounds.certificate(problem, options.bound, incumbent=mask, run=run.beside_search())
-    open_ = ~proved(problem, mask, objective.evaluate(problem.W, mask), bound)
+    open_ = ~proved(problem, mask, problem.weights.objective(mask), bound)
     rows = open_.nonzero().squeeze(-1)
     if run.limited and run.patience == math.inf and options.iterations is None and len(rows) and not run.expired():
         part, told = problem.instances(rows), replace(run.instances(rows.tolist()), seed=run.seed + 1)
@@ -194,5 +197,5 @@ def _call(name: str, problem: Problem, run: Run, **options: Any) -> SolverResult
 
 def _better(problem: Problem, a: Tensor, b: Tensor) -> Tensor:
     """The better of two masks per instance; the first where they are equal."""
-    wins = objective.evaluate(problem.W, b) < objective.evaluate(problem.W, a)
+    wins = problem.weights.objective(b) < problem.weights.objective(a)
     return torch.where(wins.unsqueeze(-1), b, a)

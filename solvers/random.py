@@ -19,7 +19,7 @@ from grace_opt.solution import SolverResult
 @register_solver("random", batched=True, guarantee="none", forms=("sparse", "factored"))
 def random(problem: Problem, options: NoOptions, run: Run) -> SolverResult:
     """Take a uniformly random set of k candidates."""
-    priority = torch.from_numpy(np.random.default_rng(run.seed).permutation(problem.n)).to(problem.W.device)
+    priority = torch.from_numpy(np.random.default_rng(run.seed).permutation(problem.n)).to(problem.k.device)
     priority = torch.where(problem.candidates, priority, torch.full_like(priority, problem.n))
     rank = priority.argsort(dim=-1, stable=True).argsort(dim=-1)
     return SolverResult(rank < problem.k.unsqueeze(-1))

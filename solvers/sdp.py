@@ -26,7 +26,7 @@ from grace_opt._util.arrays import power_of_two_scale
 from grace_opt._util.memory import free_memory
 from grace_opt.bounds import sdp_dual, sdp_primal
 from grace_opt.errors import SolverError
-from grace_opt.problem import Problem
+from grace_opt.problem import DenseWeights, Problem
 from grace_opt.registry import check_fields, choice, flag, integer, number, register_solver
 from grace_opt.run import Run
 from grace_opt.solution import SolverResult
@@ -190,9 +190,8 @@ def _best(problem: Problem, masks: Tensor, polish: bool, run: Run) -> tuple[Tens
     stopped = False
     W = problem.W.expand(len(masks), -1, -1)
     if polish:
-        copies = Problem(
-            W, problem.k.expand(len(masks)), problem.candidates.expand(len(masks), -1), problem.k_max, problem.backend
-        )
+        k, candidates = problem.k.expand(len(masks)), problem.candidates.expand(len(masks), -1)
+        copies = Problem(DenseWeights(W), k, candidates, problem.k_max, problem.backend)
         search = registry.get("local_search")
         polished = search.solve(copies, search.make_options({"start": masks}), run)
         masks, stopped = polished.mask, polished.limit is not None and bool(polished.limit.any())

@@ -16,22 +16,21 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from functools import singledispatch
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from grace_opt import objective
 from grace_opt.errors import OptionError
 from grace_opt.kernels._shared.limits import FEW_EXCHANGED
-from grace_opt.kernels.columns.reference.exchange import ACCEPTING, BEGINNING, ExchangeState, window_size
-from grace_opt.kernels.columns.source import ColumnWeights
-from grace_opt.kernels.sparse.pace import Pace
-from grace_opt.kernels.sparse.tabu import ELITE_SETS, TabuSearch
+from grace_opt.kernels.solve.columns.reference.exchange import ACCEPTING, BEGINNING, ExchangeState, window_size
+from grace_opt.kernels.solve.sparse.pace import Pace
+from grace_opt.kernels.solve.sparse.tabu import ELITE_SETS, TabuSearch
 from grace_opt.parallel import map_in_threads
-from grace_opt.problem import Problem, SparseWeights
+from grace_opt.problem import FactoredWeights, Problem, SparseWeights, Weights
 from grace_opt.registry import check_fields, integer, register_solver
 from grace_opt.run import Run
 from grace_opt.solution import SolverResult
@@ -97,21 +96,24 @@ def tabu(problem: Problem, options: TabuOptions, run: Run) -> SolverResult:
     masks = starting_masks(problem, options.start, run)
     run.ctrl_c_stops()
     run.begin()
-    if isinstance(problem.W, ColumnWeights):
-        return _by_columns(problem, problem.W, masks, options, run)
-    start = masks.cpu().numpy()
-    kind = _Search if problem.weights is None else _SparseSearch
+    return _searched(problem.weights, problem, masks, options, run)
+
+
+@singledispatch
+def _searched(W: Weights, problem: Problem, masks: Tensor, options: TabuOptions, run: Run) -> SolverResult:
+    """Search all instances together, a slice each."""
+    start, (kind, seconds) = masks.cpu().numpy(), _kind(W)
     searches = [kind(problem.instance(b), start[b], options, run.instance(b)) for b in range(len(start))]
-    seconds = 0.0 if problem.weights is None else SECONDS_TO_BEGIN * problem.W.numel()
     waiting = searches if run.has_time(seconds) else []
     while waiting := [search for search in waiting if not search.done and not search.run.expired()]:
         map_in_threads(kind.advance, waiting, run)
-    mask = torch.from_numpy(np.stack([search.mask() for search in searches])).to(problem.W.device)
-    limit = torch.tensor([not search.done for search in searches], dtype=torch.bool, device=problem.W.device)
+    mask = torch.from_numpy(np.stack([search.mask() for search in searches])).to(masks.device)
+    limit = torch.tensor([not search.done for search in searches], dtype=torch.bool, device=masks.device)
     return SolverResult(mask, limit=limit, stats={"iterations": sum(search.spent for search in searches)})
 
 
-def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, options: TabuOptions, run: Run) -> SolverResult:
+@_searched.register
+def _by_columns(W: FactoredWeights, problem: Problem, mask: Tensor, options: TabuOptions, run: Run) -> SolverResult:
     """Search windows of promising and of random vertices, one small dense problem after the other."""
     limit, spent = torch.zeros_like(problem.k, dtype=torch.bool), 0
     default = 2**62 if run.limited else max(1000, ITERATIONS_PER_VERTEX * problem.n)
@@ -195,7 +197,7 @@ class _Search:
 
     def advance(self) -> None:
         """Search for one slice."""
-        from grace_opt.kernels.tabu import cpu as compiled
+        from grace_opt.kernels.solve.tabu import cpu as compiled
 
         if not len(self.top):
             self.top, self.heavy = np.empty((2, len(self.free)))
@@ -217,13 +219,24 @@ class _Search:
         """f of the best choice so far; with a target, equal to `Solution.objective` to the last bit."""
         if not self.run.targets:
             return float(self.values[1])
-        return float(objective.evaluate(self.problem.W, torch.from_numpy(self.mask()).to(self.problem.W.device)))
+        return float(self.problem.weights.objective(torch.from_numpy(self.mask()).to(self.problem.k.device)))
 
     def mask(self) -> npt.NDArray[np.bool_]:
         """The best choice so far, in the instance's numbering."""
         whole = np.zeros(self.n, bool)
         whole[self.free[self.best]] = True
         return whole
+
+
+@singledispatch
+def _kind(W: Weights) -> tuple[type[_Search], float]:
+    """The search of one instance, and seconds until its first iteration."""
+    return _Search, 0.0
+
+
+@_kind.register
+def _sparse_kind(W: SparseWeights) -> tuple[type[_Search], float]:
+    return _SparseSearch, SECONDS_TO_BEGIN * W.numel()
 
 
 class _SparseSearch(_Search):
@@ -235,7 +248,7 @@ class _SparseSearch(_Search):
     def advance(self) -> None:
         """Search for one slice."""
         if not self.started:
-            graph = cast(SparseWeights, self.problem.weights).graph(torch.from_numpy(self.alive))
+            graph = self.problem.weights.in_form(SparseWeights, "tabu").graph(torch.from_numpy(self.alive))
             self.search = TabuSearch(graph, self.best, self.restart_after, self.tenure, self.random)
             self.started = True
         before, count = self.search.value, min(self.budget - self.spent, self.pace.steps)
@@ -250,7 +263,7 @@ class _SparseSearch(_Search):
         """f of the best choice so far, exactly."""
         mask = self.mask()
         if self.run.targets:
-            return float(objective.evaluate(self.problem.W, torch.from_numpy(mask)))
+            return float(self.problem.weights.objective(torch.from_numpy(mask)))
         return self.search.value
 
     def mask(self) -> npt.NDArray[np.bool_]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 
-from grace_opt.kernels.greedy import first_scores
 from grace_opt.objective import mask_from_indices
 from grace_opt.problem import Problem
 from grace_opt.registry import NoOptions, register_solver
@@ -20,7 +19,7 @@ from grace_opt.solution import SolverResult
 @register_solver("think", batched=True, guarantee="optimal for diagonal W", forms=("sparse", "factored"))
 def think(problem: Problem, options: NoOptions, run: Run) -> SolverResult:
     """Take the k vertices with the smallest diagonal entries; ties go to the lowest index."""
-    scores = first_scores(problem.W, problem.candidates)
+    scores = problem.diagonal.masked_fill(~problem.candidates, torch.inf)
     order = scores.argsort(dim=-1, stable=True)[:, : problem.k_max]
     kept = torch.arange(problem.k_max, device=order.device) < problem.k.unsqueeze(-1)
     return SolverResult(mask_from_indices(torch.where(kept, order, -1), problem.n))

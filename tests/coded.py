@@ -1,4 +1,4 @@
-"""Coded tokens made and read the plain way, as `grace_opt.hf.bits.codes` defines them, for tests of what reads them."""
+"""Coded tokens made and read the plain way, as `grace_opt.hf.stores.coded.codes` defines them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grace_opt.kernels.coded.forms import WIDTHS
-from grace_opt.kernels.coded.table import CodedSequence, table_of, units_of
-from grace_opt.kernels.coded.trial import StoredCodes
+from grace_opt.kernels.cache.coded.forms import WIDTHS
+from grace_opt.kernels.cache.coded.table import CodedSequence, table_of, units_of
+from grace_opt.kernels.cache.coded.trial import StoredCodes
 from tests.oracle import read_of_trellis
 
 #: A class of so many tokens, or several, are a segment.

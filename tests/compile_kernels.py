@@ -31,13 +31,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from grace_opt.kernels.coded import gpu as coded
-from grace_opt.kernels.coding import gpu as trellis
-from grace_opt.kernels.decode import gpu as decode
-from grace_opt.kernels.exchange import gpu as exchange
-from grace_opt.kernels.gather import gpu as gather
-from grace_opt.kernels.greedy import gpu as greedy
-from grace_opt.kernels.interaction import gpu as interaction
+from grace_opt.kernels.cache.coded import gpu as coded
+from grace_opt.kernels.cache.coding import gpu as trellis
+from grace_opt.kernels.cache.decode import gpu as decode
+from grace_opt.kernels.cache.gather import gpu as gather
+from grace_opt.kernels.solve.exchange import gpu as exchange
+from grace_opt.kernels.solve.greedy import gpu as greedy
+from grace_opt.kernels.solve.interaction import gpu as interaction
 from tests.coded import Coded
 from tests.packed import packed_keys, packed_values
 

@@ -84,7 +84,7 @@ def switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str | Non
 @pytest.fixture(scope="module")
 def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two texts in the words of the pocket model."""
-    from grace_opt.hf.needle import filler
+    from grace_opt.hf.tools.needle import filler
 
     folder, found = tmp_path_factory.mktemp("books"), []
     for name in ("Rivers", "Mills"):

@@ -1,4 +1,4 @@
-"""Keys and values in a few bits, made and read the plain way, as `grace_opt.kernels.decode.packed` defines them."""
+"""Keys and values in a few bits, made and read the plain way, as `kernels.cache.decode.packed` defines them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace_opt.kernels.decode.packed import PackedKeys, PackedValues
+from grace_opt.kernels.cache.decode.packed import PackedKeys, PackedValues
 
 
 def packed_keys(

@@ -12,7 +12,7 @@ MODULES = (
     "transformers.models.llama.modeling_llama",
     "bench.solvers.run",
     "grace_opt.hf",
-    "grace_opt.kernels.decode.cpu",
+    "grace_opt.kernels.cache.decode.cpu",
 )
 
 gc.disable()

@@ -20,7 +20,7 @@ from grace_opt import kernels
 from grace_opt.kernels import operations
 from grace_opt.kernels._shared import ahead, lanes
 from grace_opt.kernels._shared.operation import Compiled
-from grace_opt.kernels.received.cpu import add_received_at as function
+from grace_opt.kernels.cache.received.cpu import add_received_at as function
 from tests import starter
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,9 +31,9 @@ HERE = ",".join(sorted(lanes.FEATURES))
 #: Says where it came from, and whether it is right.
 CALL = """
 from grace_opt import kernels
-from grace_opt.kernels import received
+from grace_opt.kernels.cache import received
 from grace_opt.kernels._shared import compiling
-from grace_opt.kernels.received.cpu import add_received_at
+from grace_opt.kernels.cache.received.cpu import add_received_at
 compiling.SECONDS_BEFORE_LINE = 300.0
 right = received.OPERATION.cpu.trial()
 print(right, "brought" if add_received_at._compiled is None else "compiled", kernels.explain().machine_code or "-")
@@ -185,7 +185,10 @@ def test_every_c_function_is_compiled_ahead() -> None:
     assert len(names) == len(set(names))
     assert NAME in names
     compiled = {one.name for one in operations.OPERATIONS if isinstance(one.cpu, Compiled)}
-    assert {name.split(".")[2] for name in names} == compiled
+    assert {
+        name.removeprefix("grace_opt.kernels.").removeprefix("cache.").removeprefix("solve.").partition(".")[0]
+        for name in names
+    } == compiled
 
 
 def test_kinds_differ_in_what_loops_ask_of_a_processor() -> None:

@@ -18,13 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import grace_opt
-from grace_opt import InfeasibleBudgetError, OptionError, ProblemError, SolverError, Status, allocate
+from grace_opt import Status, allocate
 from grace_opt.allocation import exact
 from grace_opt.allocation.problem import unscale
 from grace_opt.allocation.sums import EPS, exact_sum, running_sums
+from grace_opt.errors import InfeasibleBudgetError, OptionError, ProblemError, SolverError
 from grace_opt.kernels import steps
 from grace_opt.kernels._shared.threads import always_compiled
-from grace_opt.kernels.objective.reference import paired_sums
+from grace_opt.kernels.solve.objective.reference import paired_sums
 from tests import oracle
 
 WANTED = int(os.environ.get("GRACE_TEST_INSTANCES", "3000")) // 10

@@ -13,23 +13,15 @@ import torch
 from safetensors.torch import save_file
 
 import grace_opt
-from grace_opt import (
-    ChannelMask,
+from grace_opt import ChannelMask, GraceError, MaskProvider, Problem, allocate, instances, solve
+from grace_opt.attention import interaction_matrix, prune_count, salient_channels
+from grace_opt.errors import (
     ComparisonError,
-    GraceError,
     InfeasibleBudgetError,
     MaskError,
-    MaskProvider,
     OptionError,
-    Problem,
     ProblemError,
     UnknownSolverError,
-    allocate,
-    instances,
-    interaction_matrix,
-    prune_count,
-    salient_channels,
-    solve,
 )
 
 EYE = np.eye(4)

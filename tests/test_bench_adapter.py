@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from bench import provenance, real_model, real_model_page
 from grace_opt.hf.models import POCKET_FOLDER
-from grace_opt.hf.needle import filler
+from grace_opt.hf.tools.needle import filler
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

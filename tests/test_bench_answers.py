@@ -18,9 +18,9 @@ from bench import answers, provenance, questions
 from bench.efficiency.methods import held_bytes
 from bench.report import RESULTS, read_results
 from grace_opt.hf import attention_implementation
-from grace_opt.hf.demo import ADVICE, RATIOS
 from grace_opt.hf.models import POCKET_FOLDER, load_model, load_pocket
-from grace_opt.hf.needle import fact, filler, question
+from grace_opt.hf.tools.demo import ADVICE, RATIOS
+from grace_opt.hf.tools.needle import fact, filler, question
 
 pytest.importorskip("optimum.quanto")
 pytest.importorskip("hqq")

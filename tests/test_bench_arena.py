@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 import torch
 from torch import Tensor
 
-from bench import caches, provenance
+from bench import provenance
 from bench.arena import __main__ as arena
 from bench.arena import numbers, run, tables
 from bench.arena.contenders import ABLATED, OURS, Subject, checked_bits, contenders, of_method
@@ -28,10 +28,10 @@ from bench.arena.stored import Layer, Method, Stored
 from bench.passages import cases, long_passages, passages
 from bench.questions import Fact, Text, prompts
 from grace_opt.errors import EvaluationError
-from grace_opt.hf import CompressedCache, attention_implementation, calibrate_basis
-from grace_opt.hf.evaluation import compare_predictions
+from grace_opt.hf import CompressedCache, attention_implementation, calibrate
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
-from grace_opt.hf.needle import fact, filler, question
+from grace_opt.hf.tools.evaluation import compare_predictions
+from grace_opt.hf.tools.needle import fact, filler, question
 
 CALIBRATION = " ".join(filler(random.Random(number)) for number in range(150))
 PASSWORDS = {"Rome": "amber fox", "Oslo": "jade whale", "Lima": "ivory panda"}
@@ -97,7 +97,7 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(arena, "peers", lambda: PEERS)
     monkeypatch.setattr(
-        caches, "calibrate_basis", lambda model, tokenizer: calibrate_basis(model, tokenizer, [CALIBRATION])
+        calibrate, "basis", lambda model, tokenizer, make=calibrate.basis: make(model, tokenizer, [CALIBRATION])
     )
     return started
 
@@ -109,7 +109,7 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
 def read(books: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Subject, Prompt, Tensor]:
     """The pocket model, a prompt that it read, and the tokens of that prompt."""
     model, tokenizer = load_pocket()
-    basis = calibrate_basis(model, tokenizer, [CALIBRATION])
+    basis = calibrate.basis(model, tokenizer, [CALIBRATION])
     file = tmp_path_factory.mktemp("basis") / "pocket.safetensors"
     basis.save(file)
     ids = passages(books, tokenizer, 200)[0].ids

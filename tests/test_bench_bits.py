@@ -21,8 +21,8 @@ from bench import bits, bits_page, caches, provenance
 from bench.bits_variants import VARIANTS
 from bench.material import read_text
 from bench.passages import WORDS, cases, passages
-from grace_opt.hf import CompressedCache, attention_implementation, calibrate_basis, capture_attention
-from grace_opt.hf.bits import importance
+from grace_opt.hf import CompressedCache, attention_implementation, calibrate, capture_attention
+from grace_opt.hf.bases import importance
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
 
 CALIBRATION = "the quiet river runs past a late singer . the old baker took the bell near the mill . " * 8
@@ -45,10 +45,12 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
         bits.main()
         return (tmp_path / "results" / "pocket.md").read_text()
 
-    def little(model: object, tokenizer: object, texts: Sequence[str] = (CALIBRATION,), **rest: object) -> object:
-        return calibrate_basis(model, tokenizer, texts, **rest)
+    make = calibrate.basis
 
-    monkeypatch.setattr(caches, "calibrate_basis", little)
+    def little(model: object, tokenizer: object, texts: Sequence[str] = (CALIBRATION,), **rest: object) -> object:
+        return make(model, tokenizer, texts, **rest)
+
+    monkeypatch.setattr(calibrate, "basis", little)
     return run
 
 
@@ -124,7 +126,7 @@ def test_hidden_words_stand_once_at_depths_over_all_of_the_text(books: list[Path
 def basis(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model, tokenizer = load_pocket()
     path = tmp_path_factory.mktemp("basis") / "pocket.safetensors"
-    calibrate_basis(model, tokenizer, [CALIBRATION]).save(path)
+    calibrate.basis(model, tokenizer, [CALIBRATION]).save(path)
     return path
 
 
@@ -165,8 +167,8 @@ def test_a_filled_cache_is_that_of_a_prompt_that_is_read(name: str, books: list[
 
 def test_a_basis_is_made_once_for_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = load_pocket()
-    basis, made = calibrate_basis(model, tokenizer, [CALIBRATION], end_to_end=False), []
-    monkeypatch.setattr(caches, "calibrate_basis", lambda *given, **options: made.append(options) or basis)
+    basis, made = calibrate.basis(model, tokenizer, [CALIBRATION], end_to_end=False), []
+    monkeypatch.setattr(calibrate, "basis", lambda *given, **options: made.append(options) or basis)
     source = {"date": "2026-01-02", "commit": "0123456", "torch": "1", "transformers": "2"}
     file = tmp_path / "runs" / "basis.safetensors"
     for now, options, count in (

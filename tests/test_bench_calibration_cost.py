@@ -13,7 +13,6 @@ pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
 
 from bench import calibration_cost, material
-from grace_opt.hf import calibrate_basis
 from grace_opt.hf.models import POCKET_FOLDER
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -22,11 +21,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture
 def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
     """Run the benchmark as from the command line, calibrated on little text; returns the page."""
-    asked = []
+    asked, make = [], calibration_cost.calibrate.basis
 
     def little(model: object, tokenizer: object, *, tokens: int) -> object:
         asked.append(tokens)
-        return calibrate_basis(model, tokenizer, ["the old mill . " * 90], tokens=tokens // 4)
+        return make(model, tokenizer, ["the old mill . " * 90], tokens=tokens // 4)
 
     def run(*changes: str) -> str:
         sizes = "--tokens 260 --later 12 --allow-dirty".split()
@@ -45,7 +44,7 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
         return (tmp_path / "page.md").read_text()
 
     run.asked = asked  # type: ignore[attr-defined]
-    monkeypatch.setattr(calibration_cost, "calibrate_basis", little)
+    monkeypatch.setattr(calibration_cost.calibrate, "basis", little)
     return run
 
 

@@ -10,16 +10,16 @@ import torch
 from bench import decode_bits
 from bench.decode_bits import BEFORE, CODED, COPIES, DENSE, NOTHING, OURS, PEER
 from bench.report import RESULTS, read_results, write_results
-from grace_opt.hf import calibrate_basis
-from grace_opt.hf.bits.in_place import attention_in_place
+from grace_opt.hf import calibrate
 from grace_opt.hf.models import load_pocket
+from grace_opt.hf.stores.coded.in_place import attention_in_place
 
 
 @pytest.fixture(scope="module")
 def pocket(tmp_path_factory, books):
     model, tokenizer = load_pocket()
     file = tmp_path_factory.mktemp("basis") / "pocket.safetensors"
-    calibrate_basis(model, tokenizer, [books[1].read_text()[:1000]]).save(file)  # what is coded well matters little
+    calibrate.basis(model, tokenizer, [books[1].read_text()[:1000]]).save(file)  # what is coded well matters little
     ids = tokenizer(books[0].read_text(), return_tensors="pt").input_ids[:, :600]
     return model, ids, file
 

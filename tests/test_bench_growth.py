@@ -12,10 +12,10 @@ pytest.importorskip("transformers")
 pytest.importorskip("optimum.quanto")
 pytest.importorskip("matplotlib")
 
-from bench import caches, growth, provenance
-from grace_opt.hf import calibrate_basis
-from grace_opt.hf.bits import waiting as waits
+from bench import growth, provenance
+from grace_opt.hf import calibrate
 from grace_opt.hf.models import POCKET_FOLDER
+from grace_opt.hf.stores.coded import waiting as waits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -24,8 +24,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
     """Run the benchmark as from the command line, calibrated on little text."""
 
+    make = calibrate.basis
+
     def little(model: object, tokenizer: object, texts: Sequence[str] = ("the old mill . " * 40,)) -> object:
-        return calibrate_basis(model, tokenizer, texts)
+        return make(model, tokenizer, texts)
 
     def run(*changes: str) -> str:
         folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "results" / "pocket")]
@@ -33,7 +35,7 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
         growth.main([*given, *folders, "--allow-dirty", *changes])
         return (tmp_path / "results" / "pocket.md").read_text()
 
-    monkeypatch.setattr(caches, "calibrate_basis", little)
+    monkeypatch.setattr(calibrate, "basis", little)
     return run
 
 

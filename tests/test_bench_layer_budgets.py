@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
 
 from bench import layer_budgets, provenance
-from grace_opt.hf import SnapKV, StreamingLLM, calibrate_eviction
+from grace_opt.hf import SnapKV, StreamingLLM, calibrate
 from grace_opt.hf.models import POCKET_FOLDER
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -26,7 +26,7 @@ def start(tmp_path: Path, books: list[Path], books_alone: None, monkeypatch: pyt
     quick = {"GraphEviction": lambda share: SnapKV(budget=share), "SnapKV": lambda share: StreamingLLM(budget=share)}
     monkeypatch.setattr(layer_budgets, "EVICTIONS", quick)
     texts = [path.read_text() for path in books]
-    monkeypatch.setattr(layer_budgets, "calibrate_eviction", partial(calibrate_eviction, texts=texts, evict=SnapKV()))
+    monkeypatch.setattr(calibrate, "budgets", partial(calibrate.budgets, texts=texts, evict=SnapKV()))
 
     def run(*changes: str) -> str:
         folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "results" / "pocket")]
@@ -55,7 +55,7 @@ def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypa
     assert {len(times) for times in value["steps"].values()} == {3}
     assert "| GraphEviction | 50% |" in text
     monkeypatch.setattr(layer_budgets, "measure", lambda *rest: pytest.fail("measured again"))
-    monkeypatch.setattr(layer_budgets, "calibrate_eviction", lambda *rest: pytest.fail("measured again"))
+    monkeypatch.setattr(calibrate, "budgets", lambda *rest: pytest.fail("measured again"))
     monkeypatch.setattr(layer_budgets, "steps", lambda *rest: pytest.fail("measured again"))
     start("--passages", "2")
 

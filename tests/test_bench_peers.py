@@ -16,7 +16,7 @@ from bench.arena.peers import aatc, block_gtq, hadamard, kivi, methods, oscar, r
 from bench.arena.stored import Layer, Stored, between, in_16_bits
 from grace_opt.errors import OptionError
 from grace_opt.hf import CalibratedBasis
-from grace_opt.hf.bits.basis import joint_basis
+from grace_opt.hf.bases.basis import joint_basis
 
 HEADS, GROUP, WIDTH, DEPTH, OUT = 2, 2, 64, 32, 24
 #: 67 of the tokens are coded: two groups of 32, and one of 3.

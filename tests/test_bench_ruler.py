@@ -20,7 +20,7 @@ from bench.ruler.measure import answer, measure, string_match_all
 from bench.ruler.page import page
 from grace_opt.hf import CalibratedBasis, attention_implementation
 from grace_opt.hf.models import POCKET_BASIS, POCKET_FOLDER, load_pocket
-from grace_opt.hf.needle import make_prompt, question
+from grace_opt.hf.tools.needle import make_prompt, question
 from tests.test_bench_results import CLEAN
 
 ESSAY = [f"Nothing of note happened on day {day} of the journey." for day in range(400)]

@@ -12,11 +12,10 @@ pytest.importorskip("transformers")
 pytest.importorskip("optimum.quanto")
 pytest.importorskip("matplotlib")
 
-from bench import caches
 from bench import tune as bench_tune
-from grace_opt.hf import CacheConfig, calibrate_basis
+from grace_opt.hf import CacheConfig, calibrate
 from grace_opt.hf.models import POCKET_FOLDER
-from grace_opt.hf.tune import Candidate, measuring
+from grace_opt.hf.tools.tune import Candidate, measuring
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -57,7 +56,7 @@ def test_numbers_go_onto_a_page(tmp_path: Path, books: list[Path], monkeypatch: 
     ]
     monkeypatch.setattr(bench_tune, "default_candidates", lambda context, basis: candidates)
     monkeypatch.setattr(
-        caches, "calibrate_basis", lambda model, tokenizer: calibrate_basis(model, tokenizer, ["the mill " * 200])
+        calibrate, "basis", lambda model, tokenizer, make=calibrate.basis: make(model, tokenizer, ["the mill " * 200])
     )
     monkeypatch.setattr(bench_tune, "is_clean", lambda source: True)
     given = ["--model", str(POCKET_FOLDER), "--text", *map(str, books), "--tokens", "240", "--later", "16"]

@@ -12,11 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import grace_opt
-from grace_opt import OptionError, Problem, ProblemError, bounds, solve
+from grace_opt import Problem, bounds, solve
 from grace_opt._util.arrays import least_eigenvalue
 from grace_opt.bounds import batched, convexity
 from grace_opt.bounds import tight as tight_bounds
 from grace_opt.bounds.tight import bound_each
+from grace_opt.errors import OptionError, ProblemError
 from grace_opt.instances import generators
 from grace_opt.run import Run
 from grace_opt.testing import KINDS, batches, instance, instances
@@ -475,7 +476,7 @@ def test_wrong_options_are_refused_by_name(wrong):
 def test_bounds_of_one_form_name_the_form_they_read(name):
     problem, form = Problem.of(np.eye(4), 2).flatten(), "factored" if name == "form_bound" else "sparse"
     given = (Run(),) if name == "form_bound" else ()
-    with pytest.raises(ProblemError, match=f"{name} reads W in its {form} form, and it is a Tensor"):
+    with pytest.raises(ProblemError, match=f"{name} reads W in its {form} form, not in its dense one"):
         (getattr(bounds, name, None) or getattr(bounds.sparse, name))(problem, *given)
 
 

@@ -22,21 +22,21 @@ from unittest import mock
 import numba
 import pytest
 
-from grace_opt.kernels._shared import kept as keeping
+from grace_opt.kernels._shared import disk_cache as keeping
 from tests import children, starter
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Compiles one small loop, in less than a second.
 EVALUATE = """
 import numpy as np, torch, grace_opt
-from grace_opt.kernels.objective.cpu import objective
+from grace_opt.kernels.solve.objective.cpu import objective
 W = torch.ones(1200, 1200)
 print("f =", float(grace_opt.objective.evaluate(W, torch.arange(1200) < 3)))
 """
 ANSWER = "f = 9.0"
 #: Compiles another.
 LARGEST = """
-from grace_opt.kernels.extremes.cpu import largest_row
+from grace_opt.kernels.solve.extremes.cpu import largest_row
 print("row", largest_row(np.diag(np.arange(3.0))))
 """
 FOUND = "row [0. 0. 2.]"
@@ -45,7 +45,7 @@ FOUND = "row [0. 0. 2.]"
 #: Errors are empty on a busy machine, too, where compiling takes long enough for a line that says so.
 PATIENT = "from grace_opt.kernels._shared import compiling\ncompiling.SECONDS_BEFORE_LINE = 300.0\n"
 #: A function that C calls; the one that takes the least time to compile.
-FOR_C = "from grace_opt.kernels.received.cpu import add_received_at as for_c"
+FOR_C = "from grace_opt.kernels.cache.received.cpu import add_received_at as for_c"
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +101,11 @@ def fork(code: str, env: dict[str, str]) -> tuple[str, str]:
 @pytest.mark.slow
 def test_without_a_folder_everything_works_and_says_so_once(locked: dict[str, str], tmp_path: Path) -> None:
     env = locked | {"NUMBA_CACHE_DIR": str(tmp_path / "file")}
-    loops = (ROOT / "grace_opt" / "kernels").glob("*/cpu*")
-    modules = [f"grace_opt.kernels.{loop.parent.name}.cpu" for loop in loops]
+    loops = sorted((ROOT / "grace_opt" / "kernels").glob("**/cpu.py")) + sorted(
+        (ROOT / "grace_opt").glob("**/cpu/__init__.py")
+    )
+    modules = [".".join(loop.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for loop in loops]
+    assert len(modules) > 15
     loading = f"import importlib\nfor m in {modules}: importlib.import_module(m)"
     out, err = python(f"{EVALUATE}\n{LARGEST}\n{FOR_C}\n{loading}\nassert for_c.address", env)
     assert ANSWER in out
@@ -179,7 +182,7 @@ def test_two_processes_at_once_and_files_that_took_each_others_names(
     env = environment(sources, NUMBA_CACHE_DIR=str(tmp_path))
     code = """
 import sys, numpy as np
-from grace_opt.kernels.objective.cpu import objective
+from grace_opt.kernels.solve.objective.cpu import objective
 f, W, mask = np.zeros(1), np.arange(9).reshape(1, 3, 3), np.ones((1, 3), bool)
 objective(W.astype(sys.argv[1]), mask, f, f.copy(), f.copy())
 print(f[0])

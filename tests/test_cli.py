@@ -203,7 +203,7 @@ def test_generate(run, tmp_path):
 )
 def test_options_as_python_or_json_spells_them(run, file, monkeypatch, given, read):
     def told(W, k, method, **options):
-        raise grace_opt.OptionError(repr(options["x"]))
+        raise grace_opt.errors.OptionError(repr(options["x"]))
 
     monkeypatch.setattr("grace_opt.api.solve", told)
     assert f"error: {read!r}\n" in run("solve", file, "-k", 3, "--option", f"x={given}").stderr
@@ -416,10 +416,13 @@ def test_an_asymmetric_file_says_what_to_write_here(run, tmp_path, command):
     assert json.loads(run(*given, "--symmetrize").stdout)[0]["objective"] == 6
 
 
+BUDGETS = ("calibrate", "budgets", "pocket")
+
+
 @pytest.mark.slow
-def test_layers_writes_what_each_loses_and_shows_who_keeps_how_much(run, tmp_path):
+def test_budgets_writes_what_each_layer_loses_and_shows_who_keeps_how_much(run, tmp_path):
     (tmp_path / "text.txt").write_text("the quiet river runs past a late singer , and the mill stands . " * 60)
-    done = run("layers", "pocket", "--text", tmp_path / "text.txt", "--tokens", 768, "-o", tmp_path / "l.safetensors")
+    done = run(*BUDGETS, "--text", tmp_path / "text.txt", "--tokens", 768, "-o", tmp_path / "l.safetensors")
     assert done.exit_code == 0, done.output
     assert "with 25% of the tokens on average" in done.output
     losses = pytest.importorskip("grace_opt.hf").LayerLosses.load(tmp_path / "l.safetensors")
@@ -428,14 +431,14 @@ def test_layers_writes_what_each_loses_and_shows_who_keeps_how_much(run, tmp_pat
     assert f"wrote {tmp_path / 'l.safetensors'}" in done.output.replace("\n", "")
     others = []
     for more in ((), ("--evict", "streaming-llm")):
-        given = ("layers", "pocket", "--text", tmp_path / "text.txt", "--tokens", 768, "-o", tmp_path / "n.safetensors")
+        given = (*BUDGETS, "--text", tmp_path / "text.txt", "--tokens", 768, "-o", tmp_path / "n.safetensors")
         done = run(*given, "--no-heads", *more)
         assert done.exit_code == 0, done.output
         others.append(pytest.importorskip("grace_opt.hf").LayerLosses.load(tmp_path / "n.safetensors"))
     assert [each.heads for each in others] == [0, 0]
     assert others[0] != others[1]
     (tmp_path / "text.txt").write_text("too short")
-    refused = run("layers", "pocket", "--text", tmp_path / "text.txt", "-o", tmp_path / "m.safetensors")
+    refused = run(*BUDGETS, "--text", tmp_path / "text.txt", "-o", tmp_path / "m.safetensors")
     assert refused.exit_code == 2
     assert "no text has 768 tokens" in refused.output
 
@@ -448,7 +451,7 @@ def test_layers_writes_what_each_loses_and_shows_who_keeps_how_much(run, tmp_pat
     ],
 )
 def test_layers_are_measured_for_evictions_with_one_budget(run, tmp_path, name, words):
-    refused = run("layers", "no such model", "--evict", name, "-o", tmp_path / "l.safetensors")
+    refused = run("calibrate", "budgets", "no such model", "--evict", name, "-o", tmp_path / "l.safetensors")
     assert refused.exit_code == 2
     assert words in " ".join(refused.output.split())
 
@@ -456,15 +459,37 @@ def test_layers_are_measured_for_evictions_with_one_budget(run, tmp_path, name, 
 @pytest.mark.parametrize("text", ["", " \n"])
 def test_an_empty_text_is_named(run, tmp_path, text):
     (tmp_path / "empty.txt").write_text(text)
-    refused = run("basis", "pocket", "--text", tmp_path / "empty.txt", "-o", tmp_path / "b.safetensors")
+    refused = run("calibrate", "basis", "pocket", "--text", tmp_path / "empty.txt", "-o", tmp_path / "b.safetensors")
     assert refused.exit_code == 2
     assert "empty.txt is empty; leave it out" in refused.output.replace("\n", " ")
 
 
-@pytest.mark.parametrize("command", ["basis", "layers"])
+@pytest.mark.parametrize("command", ["basis", "budgets"])
 def test_files_of_tensors_are_named_so(run, tmp_path, command):
     for name, words in {"st.bin": "only .safetensors", "st": "only .safetensors", ".": "is a folder"}.items():
-        refused = run(command, "pocket", "-o", tmp_path / name)
+        refused = run("calibrate", command, "pocket", "-o", tmp_path / name)
         assert refused.exit_code == 2
         assert words in refused.output.replace("\n", " ")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("old", "new"), [("basis", "calibrate basis"), ("layers", "calibrate budgets")])
+def test_commands_that_moved_say_their_new_name(run, old, new):
+    for given in ((), ("pocket", "-o", "file.safetensors", "--no-heads"), ("--list",), ("--help",)):
+        refused = run(old, *given)
+        assert refused.exit_code == 2
+        assert f"error: grace-opt {old} has another name now: write grace-opt {new}." in refused.output
+    assert f"\n  {old} " not in run("--help").output
+
+
+def test_bases_are_listed_with_and_without_the_name_of_their_command(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ASSETS_CACHE", str(tmp_path))
+    for given in (("--list",), ("--clear",)):
+        plain, named = run("calibrate", *given), run("calibrate", "basis", *given)
+        assert plain.exit_code == named.exit_code == 0
+        assert "0 files" in plain.output
+        assert plain.output == named.output
+    assert "different things" in run("calibrate", "--list", "--clear").output
+    refused = run("calibrate", "--list", "budgets", "pocket", "-o", "x.safetensors")
+    assert refused.exit_code == 2
+    assert "write --list and --clear after budgets, or without it" in refused.output

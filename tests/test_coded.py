@@ -24,12 +24,12 @@ from torch import Tensor
 
 from bench import wheel
 from grace_opt.errors import CacheError
-from grace_opt.hf.bits.codebooks import EVEN_WIDTH, WIDTHS, codebook, trellis_codebook
-from grace_opt.hf.bits.codes import Codes, Part, encode, stacked
+from grace_opt.hf.bases.codebooks import EVEN_WIDTH, WIDTHS, codebook, trellis_codebook
+from grace_opt.hf.stores.coded.codes import Codes, Part, encode, stacked
 from grace_opt.kernels._shared.lanes import FEATURES
 from grace_opt.kernels._shared.switches import OPENMP
-from grace_opt.kernels.coded import CodedSequence, forms, host
-from grace_opt.kernels.coded.table import COLUMNS, runs, table_of, units_of
+from grace_opt.kernels.cache.coded import CodedSequence, forms, host
+from grace_opt.kernels.cache.coded.table import COLUMNS, splits, table_of, units_of
 from tests import children
 
 BOOKS, TRELLIS_BOOKS = codebook(torch.device("cpu")), trellis_codebook(torch.device("cpu"))
@@ -85,7 +85,7 @@ class Case:
         stored = [each.stored() for each in self.sequences]
         dense_newest = [waits - each.waits for each in self.sequences]
         newest = waits + self.tails[0].shape[2]
-        host.room_for(1).numpy().fill(np.nan)  # which shows where anything is read that was written before this call
+        host.workspace_for(1).numpy().fill(np.nan)  # which shows where anything is read that an earlier call wrote
         return host.coded_attention(
             *(self.query, stored, *self.tails, TRELLIS_BOOKS if self.trellis else BOOKS, newest, dense_newest),
             *(self.mask, None, self.softcap, self.causal, self.before, self.trellis),
@@ -242,7 +242,7 @@ def test_processors_that_cannot_transpose_bits_read_the_same_numbers(width):
     """Other tests read these widths as this processor does best."""
     import numba
 
-    from grace_opt.kernels.coded.cpu import products
+    from grace_opt.kernels.cache.coded.cpu import products
 
     add = products.adding(width, products.of_channel, transposing=False)
 
@@ -298,9 +298,9 @@ def test_views_are_read_as_they_lie():
     wide = torch.full((1, 6, 3, 26), torch.nan)
     wide[:, :, 1:2, 1:25] = case.query
     tails = [torch.full((1, 33, 2, 25), torch.nan) for _ in range(2)]
-    for room, tail in zip(tails, case.tails, strict=True):
-        room[..., :24] = tail.transpose(1, 2)
-    case.query, case.tails = wide[:, :, 1:2, 1:25], tuple(room.transpose(1, 2)[..., :24] for room in tails)
+    for buffer, tail in zip(tails, case.tails, strict=True):
+        buffer[..., :24] = tail.transpose(1, 2)
+    case.query, case.tails = wide[:, :, 1:2, 1:25], tuple(buffer.transpose(1, 2)[..., :24] for buffer in tails)
     assert torch.equal(case.run()[0], expected)
     case.query, case.tails = case.query.mT.contiguous().mT, tuple(t.mT.contiguous().mT for t in case.tails)
     assert torch.equal(case.run()[0], expected)
@@ -312,9 +312,9 @@ def test_codes_at_odd_addresses(trellis):
     expected, _ = case.run()
 
     def moved(tensor: Tensor) -> Tensor:
-        room = torch.empty(tensor.nbytes + 8, dtype=torch.uint8)
+        buffer = torch.empty(tensor.nbytes + 8, dtype=torch.uint8)
         odd = tensor.element_size() if tensor.dtype != torch.uint8 else 1
-        place = room[odd : odd + tensor.nbytes]
+        place = buffer[odd : odd + tensor.nbytes]
         place.copy_(tensor.contiguous().view(torch.uint8).flatten())
         return place.view(tensor.dtype).view(tensor.shape) if odd == 1 else tensor.clone()
 
@@ -360,7 +360,7 @@ def guarded(features: str | None, octets: bool, others: bool, folder: str) -> No
     assert test_coded.one_case(900).error() <= 1
     assert test_coded.one_case(900, trellis=True).error() <= 1
     if others:  # other loops that read codes, or make arrays as these do
-        from grace_opt.kernels import heads, received
+        from grace_opt.kernels.cache import heads, received
 
         assert heads.OPERATION.cpu.trial()
         assert received.OPERATION.cpu.trial()
@@ -371,12 +371,12 @@ def at_an_edge(tensor: Tensor, start: bool = False) -> Tensor:
     if not tensor.numel() or tensor.dtype != torch.uint8:
         return tensor
     size = -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    room = mmap.mmap(-1, size + 2 * mmap.PAGESIZE)
-    begins = ctypes.addressof(ctypes.c_char.from_buffer(room))
+    buffer = mmap.mmap(-1, size + 2 * mmap.PAGESIZE)
+    begins = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
     for page in (begins, begins + mmap.PAGESIZE + size):
         assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), mmap.PAGESIZE, 0) == 0
     place = mmap.PAGESIZE + (0 if start else size - tensor.nbytes)
-    found = torch.frombuffer(room, dtype=torch.uint8, count=tensor.nbytes, offset=place)
+    found = torch.frombuffer(buffer, dtype=torch.uint8, count=tensor.nbytes, offset=place)
     return found.view(tensor.shape).copy_(tensor)
 
 
@@ -504,15 +504,15 @@ class TestWhatStepsShare:
 
 
 @given(st.lists(st.integers(1, 9000), max_size=40), st.integers(1, COLUMNS))
-def test_runs_are_about_as_long_as_asked_and_between_units_if_possible(counts, some):
-    found, most = runs(counts, some), min(some * 5 // 4, COLUMNS)
+def test_splits_are_about_as_long_as_requested_and_between_units_if_possible(counts, some):
+    found, most = splits(counts, some), min(some * 5 // 4, COLUMNS)
     assert [0, *(stop for _, stop in found)] == [*(start for start, _ in found), sum(counts)]
     assert all(0 < stop - start <= most for start, stop in found)
     ends = {sum(counts[:number]) for number in range(len(counts) + 1)}
-    for number, count in enumerate(counts):  # what fits into a run is in one
+    for number, count in enumerate(counts):  # what fits into a split is in one
         first = sum(counts[:number])
         assert count > most or any(start <= first and first + count <= stop for start, stop in found)
-    assert len([run for run in found if not ends & {*run}]) <= sum(
+    assert len([split for split in found if not ends & {*split}]) <= sum(
         -(-count // most) for count in counts if count > most
     )
 

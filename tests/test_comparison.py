@@ -17,18 +17,9 @@ from hypothesis import given, settings
 from rich.console import Console
 
 import grace_opt
-from grace_opt import (
-    Comparison,
-    ComparisonError,
-    OptionError,
-    SolverError,
-    SolverResult,
-    Status,
-    UnknownSolverError,
-    compare,
-)
+from grace_opt import Comparison, SolverResult, Status, compare
 from grace_opt._util import progress as progress_module
-from grace_opt.errors import FileError
+from grace_opt.errors import ComparisonError, FileError, OptionError, SolverError, UnknownSolverError
 from grace_opt.testing import batches, check_solution, instance, instances
 from tests import oracle
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grace_opt import OptionError, Problem, ProblemError, solve
+from grace_opt import Problem, solve
+from grace_opt.errors import OptionError, ProblemError
 from grace_opt.instances import convert
 from grace_opt.testing import instance, instances
 from tests import oracle

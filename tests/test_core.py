@@ -125,7 +125,7 @@ def test_slightly_asymmetric_input_is_made_symmetric():
 def test_solve_takes_a_problem_and_nothing_twice():
     p = Problem.of(np.diag([3.0, 1.0, 2.0]), 2, protected=[1])
     assert solve(p).indices.tolist() == [0, 2]
-    with pytest.raises(grace_opt.OptionError, match="holds k"):
+    with pytest.raises(grace_opt.errors.OptionError, match="holds k"):
         solve(p, 2)
 
 
@@ -144,9 +144,9 @@ def test_verify_catches_a_doctored_solution():
     changes = [{"objective": sol.objective * 0.999}, {"lower_bound": sol.objective * 1.1}, {"mask": wrong}]
     changes += [{"objective": np.float64("nan")}, {"lower_bound": np.float64("nan")}]
     for change in changes:
-        with pytest.raises(grace_opt.SolverError):
+        with pytest.raises(grace_opt.errors.SolverError):
             dataclasses.replace(sol, **change).verify()
-    with pytest.raises(grace_opt.SolverError, match="no problem"):
+    with pytest.raises(grace_opt.errors.SolverError, match="no problem"):
         dataclasses.replace(sol, problem=None).verify()
 
 
@@ -156,7 +156,7 @@ def test_compare_runs_all_that_can():
     names = [s.method for s in grace_opt.compare(W, 20)]
     assert "mies" in names
     assert "exhaustive" not in names  # C(40, 20) is refused, and only skipped because it was not asked for
-    with pytest.raises(grace_opt.SolverError):
+    with pytest.raises(grace_opt.errors.SolverError):
         grace_opt.compare(W, 20, ["exhaustive"])
     a, b = grace_opt.compare(W, 20, ["local_search", "mies"], options={"local_search": {"start": "think"}})
     assert a.options["start"] == "think"

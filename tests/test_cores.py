@@ -156,7 +156,7 @@ def test_linux_counts_what_this_thread_has_run():
 @pytest.mark.parametrize("which", ["taken", "few"])
 def test_loops_do_not_wait_in_torchs_threads_where_cores_are_scarce(which, times, monkeypatch):
     """Its threads wait for each other in a loop; and the answer is the same, bit for bit."""
-    from grace_opt.kernels.decode import host
+    from grace_opt.kernels.cache.decode import host
 
     teams = []
     monkeypatch.setattr(

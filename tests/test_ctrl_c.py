@@ -228,7 +228,7 @@ def test_in_another_thread_nothing_is_installed():
     thread.start()
     thread.join()
     assert seen == [Status.FEASIBLE]
-    with Run().heeding_ctrl_c():
+    with Run().stopping_on_ctrl_c():
         assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
 
 

@@ -15,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from grace_opt import ProblemError, instances
+from grace_opt import instances
+from grace_opt.errors import ProblemError
 
 GENERAL = np.array([[1.5, -2.25, 0.125], [1e-300, 1e300, 12345.678], [-7.0, 0.1, 2.0]])
 SYMMETRIC = GENERAL + GENERAL.T

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from grace_opt.errors import CacheError
-from grace_opt.hf.pruned_attention import pruned_attention
-from grace_opt.hf.storage import Compressed
-from grace_opt.kernels.decode import host as decode
-from grace_opt.kernels.decode.packed import PLANE, SCALE, STEP, ZERO, PackedKeys, PackedValues
+from grace_opt.hf.stores.channels.attention import pruned_attention
+from grace_opt.hf.stores.channels.storage import Compressed
+from grace_opt.kernels.cache.decode import host as decode
+from grace_opt.kernels.cache.decode.packed import PLANE, SCALE, STEP, ZERO, PackedKeys, PackedValues
 from tests import oracle
 from tests.packed import packed_keys, packed_values
 
@@ -40,7 +40,7 @@ class Case:
     scaling: float | None = None
     softcap: float | None = None
     causal: bool = True
-    runs: int | None = None
+    splits: int | None = None
 
     def run(self) -> Tensor:
         return decode.decode_attention(**vars(self))
@@ -142,7 +142,7 @@ def cases(draw_from: st.DrawFn) -> Case:
         scaling=draw_from(st.sampled_from([None, 0.3])),
         softcap=draw_from(st.sampled_from([None, 2.0])),
         causal=draw_from(st.booleans()),
-        runs=draw_from(st.sampled_from([None, 1, 2, 5])),
+        splits=draw_from(st.sampled_from([None, 1, 2, 5])),
     )
     kind = draw_from(st.sampled_from(["none", "bool", "additive"]))
     if kind == "none":
@@ -184,7 +184,7 @@ def test_equals_the_definition_in_torch(kind, generator):
     ("sinks", "pruned", "tail"), [(4, 0, 0), (0, 17, 0), (0, 0, 17), (4, 17, 0), (4, 0, 17), (0, 64, 64), (1, 1, 1)]
 )
 def test_segments_may_be_empty(sinks, pruned, tail, generator):
-    case = draw(generator, heads=2, sinks=sinks, pruned=pruned, tail=tail, runs=2)
+    case = draw(generator, heads=2, sinks=sinks, pruned=pruned, tail=tail, splits=2)
     assert case.error(case.run()) <= 1
 
 
@@ -222,7 +222,7 @@ def test_threads_do_not_change_a_bit(kind, generator, monkeypatch):
 
 @pytest.mark.parametrize("softcap", [0.5, 50.0])
 def test_softcap(softcap, generator):
-    case = draw(generator, heads=2, sinks=2, pruned=20, scaling=1.0, softcap=softcap, runs=2)
+    case = draw(generator, heads=2, sinks=2, pruned=20, scaling=1.0, softcap=softcap, splits=2)
     assert case.error(case.run()) <= 1
     steep = replace(case, scaling=1e4)  # its exponentials overflow
     assert steep.error(steep.run()) <= 1
@@ -237,19 +237,19 @@ def test_logits_may_lie_far_apart(generator):
 @pytest.mark.parametrize("length", [1, 3, 8, 32])
 @pytest.mark.parametrize("causal", [True, False])
 def test_without_a_mask_it_is_causal_if_asked(length, causal, generator):
-    case = draw(generator, group=3, length=length, pruned=70, tail=40, causal=causal, runs=3)
+    case = draw(generator, group=3, length=length, pruned=70, tail=40, causal=causal, splits=3)
     assert case.error(case.run()) <= 1
 
 
 @pytest.mark.parametrize("kind", ["bool", "additive"])
 def test_a_row_that_sees_nothing_gets_the_mean_of_the_values(kind, generator):
-    case = masked(draw(generator, group=2, pruned=20, tail=7, runs=3), generator, kind, shared=True, blind=True)
+    case = masked(draw(generator, group=2, pruned=20, tail=7, splits=3), generator, kind, shared=True, blind=True)
     values = torch.cat([case.old_values, case.tail_values], dim=2)
     torch.testing.assert_close(case.run()[0, 0], values[0].mean(dim=1).expand(2, -1))
 
 
 def test_minus_infinity_in_a_mask_hides_and_stays_finite(generator):
-    case = masked(draw(generator, batch=2, group=2, length=2, pruned=20, runs=3), generator, "additive")
+    case = masked(draw(generator, batch=2, group=2, length=2, pruned=20, splits=3), generator, "additive")
     least = torch.finfo(torch.float32).min
     infinite = case.attention_mask.masked_fill(case.attention_mask == least, float("-inf"))
     torch.testing.assert_close(replace(case, attention_mask=infinite).run(), case.run(), atol=0, rtol=0)
@@ -269,10 +269,10 @@ def test_masks_of_any_type_and_layout(generator):
 
 
 def test_not_a_number_does_not_get_lost(generator):
-    case = draw(generator, group=2, pruned=20, runs=2)
+    case = draw(generator, group=2, pruned=20, splits=2)
     case.tail_keys[0, 0, 3, 2] = float("nan")
     assert case.run().isnan().all()
-    case = draw(generator, group=2, pruned=20, runs=2)
+    case = draw(generator, group=2, pruned=20, splits=2)
     case.old_values[0, 0, 3, 2] = float("nan")
     assert case.run().isnan().sum() == 2
 
@@ -353,7 +353,7 @@ def packed_cases(draw_from: st.DrawFn) -> tuple[Case, Case]:
         *(number(1, 2), number(1, 3), number(1, 6), number(1, 2), d, number(1, d), value_size * number(1, 3)),
         *(sinks, groups * key_size, number(2, 9)),
         softcap=draw_from(st.sampled_from([None, 2.0])),
-        runs=draw_from(st.sampled_from([None, 1, 2, 5])),
+        splits=draw_from(st.sampled_from([None, 1, 2, 5])),
     )
     if draw_from(st.booleans()):
         case = masked(case, generator, draw_from(st.sampled_from(["bool", "additive"])))
@@ -484,7 +484,7 @@ def forget_that_the_tail_comes_after_the_old_tokens(case):
     ],
 )
 def test_a_wrong_version_would_be_noticed(wrong, generator):
-    case = draw(generator, heads=2, group=2, length=2, sinks=2, pruned=20, scaling=0.4, softcap=3.0, runs=3)
+    case = draw(generator, heads=2, group=2, length=2, sinks=2, pruned=20, scaling=0.4, softcap=3.0, splits=3)
     case = masked(case, generator, "bool")
     assert case.error(case.run()) <= 1
     assert case.error(wrong(case)) > 5

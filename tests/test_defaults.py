@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import grace_opt
-from grace_opt import MaskProvider, Problem, bounds, compare, interaction_matrix, salient_channels, solve, symmetrize
+from grace_opt import MaskProvider, Problem, bounds, compare, solve, symmetrize
+from grace_opt.attention import interaction_matrix, salient_channels
 from grace_opt.bounds.fixing import fixed_vertices
 from tests import children
 

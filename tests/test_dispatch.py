@@ -10,28 +10,29 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from grace_opt import MaskProvider, interaction_matrix, solve
+from grace_opt import MaskProvider, solve
 from grace_opt._util.quiet import quietly as quiet_block
+from grace_opt.attention import interaction_matrix
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError
-from grace_opt.hf.masking import kept_channels
-from grace_opt.hf.pruned_attention import pruned_attention
-from grace_opt.hf.storage import Compressed
+from grace_opt.hf.stores.channels.attention import pruned_attention
+from grace_opt.hf.stores.channels.kept import kept_channels
+from grace_opt.hf.stores.channels.storage import Compressed
 from grace_opt.kernels._shared import compiling, dispatch
 from grace_opt.kernels._shared.operation import Triton
-from grace_opt.kernels.gather import gather_channels
-from grace_opt.kernels.greedy import KERNEL as MIES
+from grace_opt.kernels.cache.gather import gather_channels
 from grace_opt.kernels.operations import OPERATIONS
+from grace_opt.kernels.solve.greedy import KERNEL as MIES
 from grace_opt.testing import instance
 
 triton = pytest.importorskip("triton")
-from grace_opt.kernels.coded import gpu as coded  # noqa: E402
-from grace_opt.kernels.coding import gpu as coding  # noqa: E402
-from grace_opt.kernels.decode import gpu as decode  # noqa: E402
-from grace_opt.kernels.exchange import gpu as exchange  # noqa: E402
-from grace_opt.kernels.gather import gpu as gather  # noqa: E402
-from grace_opt.kernels.greedy import gpu as greedy  # noqa: E402
-from grace_opt.kernels.interaction import gpu as interaction  # noqa: E402
+from grace_opt.kernels.cache.coded import gpu as coded  # noqa: E402
+from grace_opt.kernels.cache.coding import gpu as coding  # noqa: E402
+from grace_opt.kernels.cache.decode import gpu as decode  # noqa: E402
+from grace_opt.kernels.cache.gather import gpu as gather  # noqa: E402
+from grace_opt.kernels.solve.exchange import gpu as exchange  # noqa: E402
+from grace_opt.kernels.solve.greedy import gpu as greedy  # noqa: E402
+from grace_opt.kernels.solve.interaction import gpu as interaction  # noqa: E402
 from tests import interpreter  # noqa: E402, F401  (cheaper launches)
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU cannot play the GPU beside one")
@@ -154,7 +155,7 @@ class TestFallback:
     @pytest.mark.parametrize(("wrong", "why"), [(lambda d: False, "differed"), (lambda d: 1 // 0, "ZeroDivisionError")])
     def test_a_trial_that_fails(self, wrong, why, monkeypatch, calls):
         monkeypatch.setattr(dispatch, "DEVICE_TYPE", "cpu")
-        monkeypatch.setattr("grace_opt.kernels.greedy.trial.gpu", wrong)
+        monkeypatch.setattr("grace_opt.kernels.solve.greedy.trial.gpu", wrong)
         self.answers(monkeypatch, why=f"trial on cpu.*{why}")
         assert not calls
 
@@ -205,7 +206,7 @@ def test_a_kernel_is_not_tried_while_a_graph_is_captured(monkeypatch):
     cuda = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr("grace_opt.kernels.greedy.trial.gpu", lambda device: True)
+    monkeypatch.setattr("grace_opt.kernels.solve.greedy.trial.gpu", lambda device: True)
     assert not dispatch.use_triton(MIES, cuda)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     assert dispatch.use_triton(MIES, cuda)

@@ -16,6 +16,8 @@ from grace_opt.kernels import doctor
 from grace_opt.kernels.operations import OPERATIONS
 
 FOLDER = Path(kernels.__file__).parent
+#: Of each operation, by name.
+FOLDERS = {at.parent.name: at.parent for at in FOLDER.glob("**/__init__.py") if "OPERATION =" in at.read_text("utf-8")}
 LOOPS = {operation.name: operation.cpu for operation in OPERATIONS if operation.cpu is not None}
 
 
@@ -25,11 +27,13 @@ def choice(found, operation, device="cpu"):
 
 
 def test_every_folder_is_an_operation_and_has_what_it_says():
-    folders = {at.parent.name for at in FOLDER.glob("[!_]*/__init__.py")}
-    assert folders == {operation.name for operation in OPERATIONS}
+    inner = [*FOLDER.glob("[!_]*/__init__.py"), *(FOLDER / "cache").glob("*/__init__.py")]
+    inner += (FOLDER / "solve").glob("*/__init__.py")
+    assert {at.parent.name for at in inner} - {"cache", "solve"} == {operation.name for operation in OPERATIONS}
+    assert FOLDERS.keys() == {operation.name for operation in OPERATIONS}
 
     def there(operation, part):
-        folder = FOLDER / operation.name
+        folder = FOLDERS[operation.name]
         return (folder / f"{part}.py").exists() or (folder / part / "__init__.py").exists()
 
     for operation in OPERATIONS:
@@ -65,8 +69,9 @@ def imports():
 def test_no_kernel_imports_what_imports_it():
     """Neither at its top nor in a function."""
     graph = imports()
-    assert {"kernels.greedy.cpu", "kernels.greedy.gpu", "kernels.greedy.trial"} <= graph["kernels.greedy"]
-    assert "kernels.greedy.reference" in graph["kernels.greedy.trial"]
+    greedy = "kernels.solve.greedy"
+    assert {f"{greedy}.cpu", f"{greedy}.gpu", f"{greedy}.trial"} <= graph[greedy]
+    assert f"{greedy}.reference" in graph[f"{greedy}.trial"]
     assert all(called <= graph.keys() for called in graph.values())
     TopologicalSorter(graph).prepare()
 
@@ -161,7 +166,7 @@ def spoil_values(original):
     ],
 )
 def test_trials_notice(name, function, spoil, monkeypatch):
-    target = f"grace_opt.kernels.{name}.{function}"
+    target = ".".join(("grace_opt.kernels", *FOLDERS[name].relative_to(FOLDER).parts, function))
     LOOPS[name].trial()  # imports it
     module, _, attribute = target.rpartition(".")
     original = getattr(__import__(module, fromlist=[attribute]), attribute)
@@ -197,7 +202,7 @@ def test_doctor_says_what_runs(run):
 )
 def test_doctor_finds_a_loop_that_is_wrong(run, monkeypatch, wrong, why):
     LOOPS["greedy"].trial()
-    monkeypatch.setattr("grace_opt.kernels.greedy.trial.cpu", wrong)
+    monkeypatch.setattr("grace_opt.kernels.solve.greedy.trial.cpu", wrong)
     shown = run()
     assert shown.exit_code == 1
     assert f"the compiled loop greedy on cpu (greedy): {why}" in shown.output

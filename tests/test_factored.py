@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import grace_opt
-from grace_opt import FactoredWeights, OptionError, Problem, ProblemError
+from grace_opt import FactoredWeights, Problem
 from grace_opt.bounds import factored as bounds
 from grace_opt.bounds.factored import continuous_bound, factored_bound
-from grace_opt.kernels.columns import source
-from grace_opt.kernels.columns.reference.exchange import ExchangeState
+from grace_opt.errors import OptionError, ProblemError
+from grace_opt.kernels.solve.columns import source
+from grace_opt.kernels.solve.columns.reference.exchange import ExchangeState
 from grace_opt.problem.reduction import Reduction
 from tests import oracle
 from tests.clock import Taken
@@ -312,7 +313,7 @@ def test_pieces_of_a_batch_get_their_own_start_and_all_statistics(monkeypatch):
 
 def test_all_instances_together_take_what_each_takes_alone():
     """The loop for GPUs, on the CPU."""
-    from grace_opt.kernels.columns.reference import greedy
+    from grace_opt.kernels.solve.columns.reference import greedy
 
     rng = np.random.default_rng(2)
     W = FactoredWeights.product(rng.integers(-3, 4, (3, 4, 11)), rng.integers(-3, 4, (3, 2, 11)))
@@ -331,7 +332,7 @@ def test_all_instances_together_take_what_each_takes_alone():
 @pytest.mark.parametrize("seconds", [1, 20, 60, 10**6])
 def test_greedy_takes_blocks_if_time_is_short(method, seconds, monkeypatch):
     """By a clock on which every look takes a second, and one after the other more than there is."""
-    from grace_opt.kernels.columns.reference import greedy
+    from grace_opt.kernels.solve.columns.reference import greedy
 
     rng = np.random.default_rng(3)
     W = FactoredWeights.product(rng.normal(size=(3, 200)), rng.normal(size=(3, 200)))
@@ -340,7 +341,7 @@ def test_greedy_takes_blocks_if_time_is_short(method, seconds, monkeypatch):
     scores = scores[None].masked_fill(~free, torch.inf)
     products, plain, clock = [], FactoredWeights.times, itertools.count()
     monkeypatch.setattr(greedy, "time", types.SimpleNamespace(monotonic=lambda: float(next(clock))))
-    monkeypatch.setattr(source, "SECONDS_TO_MULTIPLY", 1 / W.work())
+    monkeypatch.setattr("grace_opt.problem.factored.SECONDS_TO_MULTIPLY", 1 / W.work())
     monkeypatch.setattr(FactoredWeights, "times", lambda self, x: products.append(x.sum()) or plain(self, x))
     one = W.reshape(1, 200, 200)
     found, cut = greedy.greedy_order(one, scores, k, int(k), lambda: seconds - next(clock))
@@ -369,7 +370,7 @@ def test_the_portfolio_goes_on_from_no_worse_than_think_if_greedy_was_cut_short(
     def cut_short(name, problem, run, **options):
         if name not in ("mies", "drop_greedy"):
             return plain(name, problem, run, **options)
-        worst = problem.W.diagonal().argsort(dim=-1, descending=True)[:, :100]
+        worst = problem.weights.diagonal().argsort(dim=-1, descending=True)[:, :100]
         mask = torch.zeros_like(problem.candidates).scatter_(-1, worst, True)
         return SolverResult(mask, limit=torch.ones(1, dtype=torch.bool))
 
@@ -431,7 +432,7 @@ def test_limits_are_kept_where_w_is_never_formed(monkeypatch):
 def test_limits_are_kept_where_products_are_slow(method, monkeypatch, clock):
     """As of 60,000 vertices; bounds and searches alike take many products."""
     monkeypatch.setattr(source, "BLOCK_BYTES", 1 << 14)
-    monkeypatch.setattr(source.ColumnWeights, "product_seconds", lambda self: 0.03)
+    monkeypatch.setattr(FactoredWeights, "product_seconds", lambda self: 0.03)
     plain, rng = FactoredWeights._times, np.random.default_rng(0)
     W = FactoredWeights.product(rng.normal(size=(8, 400)), rng.normal(size=(8, 400)))
     problem, begun, clock.per_look = Problem.of(W, 100), [], 0.001
@@ -534,7 +535,7 @@ def test_what_required_vertices_leave_is_never_more_than_f(seed):
     Q[:, 0], K[:, 0] = Q[:, 1] * -(1 + 1e-9), K[:, 1]
     terms = [((Q, Q), (K, K))]
     reduced = Reduction.of(Problem.of(FactoredWeights(terms), k), required=required)
-    left = exactly(terms, reduced.problem.W.diagonal().tolist())
+    left = exactly(terms, reduced.problem.weights.diagonal().tolist())
     W, rest = exactly(terms), Fraction(reduced.rest.item())
     for S in itertools.combinations(range(2, n), k - 2):
         f = sum(W[i][j] for i in (*required, *S) for j in (*required, *S))
@@ -555,7 +556,7 @@ def test_required_of_a_batch_and_beyond_whole_numbers(block):
 def test_nothing_is_formed_in_silence(monkeypatch):
     W = FactoredWeights.product(ONES, ONES)
     monkeypatch.setattr(source, "BLOCK_BYTES", 8)
-    monkeypatch.setattr("grace_opt.kernels.weights.free_memory", lambda: 100.0)
+    monkeypatch.setattr("grace_opt.problem.weights.free_memory", lambda: 100.0)
     with pytest.raises(ProblemError, match=r"method 'beam' reads all 4² entries"):
         grace_opt.solve(W, 2, "beam")
     assert grace_opt.solve(W, 2, "mies").objective == 16

@@ -23,8 +23,9 @@ import pytest
 import torch
 
 import grace_opt
-from grace_opt import ChannelMask, FileError, GraceError, MaskError, ProblemError, instances
+from grace_opt import ChannelMask, GraceError, instances
 from grace_opt._util import files
+from grace_opt.errors import FileError, MaskError, ProblemError
 from grace_opt.sweep import Cell, Record, SweepError, write_cell
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -262,7 +263,7 @@ def test_targets_that_are_none(name: str, message: str, tmp_path: Path, monkeypa
     with pytest.raises(FileError, match=f"(?i){message}"):
         files.write_file(name, "x")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
-    with pytest.raises(grace_opt.OptionError, match="path=3"):
+    with pytest.raises(grace_opt.errors.OptionError, match="path=3"):
         files.write_file(3, "x")  # type: ignore[arg-type]
 
 

@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 
 from grace_opt._util.progress import progress_bar
 from grace_opt._util.quiet import is_quiet
-from grace_opt.kernels._shared import compiling, jit, plainly, whole
+from grace_opt.kernels._shared import compiling, interpreted, jit, whole
 from grace_opt.kernels._shared.limits import SMALL
 from grace_opt.kernels._shared.threads import always_compiled
-from grace_opt.kernels.enumeration.cpu import advance
-from grace_opt.kernels.exchange.cpu import improve
-from grace_opt.kernels.relaxation import cpu as relaxation
-from grace_opt.kernels.search.cpu import search
-from grace_opt.kernels.tabu import cpu as tabu
+from grace_opt.kernels.solve.enumeration.cpu import advance
+from grace_opt.kernels.solve.exchange.cpu import improve
+from grace_opt.kernels.solve.relaxation import cpu as relaxation
+from grace_opt.kernels.solve.search.cpu import search
+from grace_opt.kernels.solve.tabu import cpu as tabu
 from tests import starter
 from tests.clock import Clock
 
@@ -127,7 +127,7 @@ def compiled(loop: Any) -> Callable[..., Any]:
 
 
 def plain(loop: Any) -> Callable[..., Any]:
-    return plainly.plain_version(loop.py_func)
+    return interpreted.interpreted_version(loop.py_func)
 
 
 @pytest.mark.parametrize("loop", [tabu_run, exchanges, subsets, relaxations, tree])
@@ -176,13 +176,13 @@ def counted(monkeypatch: pytest.MonkeyPatch, switch: Callable[..., None]) -> tup
     """A loop that nobody has compiled, and whether each call of it ran as plain Python."""
     calls: list[bool] = []
     switch("GRACE_OPT_PLAIN", None)
-    original = plainly.plain_version
+    original = interpreted.interpreted_version
 
-    def plain_version(function: Any) -> Any:
+    def interpreted_version(function: Any) -> Any:
         calls.append(True)
         return original(function)
 
-    monkeypatch.setattr(jit, "plain_version", plain_version)
+    monkeypatch.setattr(jit, "interpreted_version", interpreted_version)
 
     @jit.jit(small=9)
     def largest_of(values: Any) -> Any:
@@ -207,7 +207,7 @@ def test_plain_python_ends(why: str, monkeypatch: pytest.MonkeyPatch, switch: Ca
     loop, calls = counted(monkeypatch, switch)
     numbers = np.arange(9.0, dtype=np.float32 if why == "float32" else np.float64)
     if why == "enough":
-        monkeypatch.setattr(jit, "PLAIN_SECONDS", 0.0)
+        monkeypatch.setattr(jit, "INTERPRETED_SECONDS", 0.0)
     elif why == "on disk":
         loop._cache.is_on_disk = lambda: True
     elif why == "switched off":
@@ -219,7 +219,7 @@ def test_plain_python_ends(why: str, monkeypatch: pytest.MonkeyPatch, switch: Ca
 SOLVE = """
 import numpy as np, grace_opt, sys
 from grace_opt.kernels._shared import jit
-jit.PLAIN_SECONDS = 60.0  # also where everything takes long (`bench.first_call` measures)
+jit.INTERPRETED_SECONDS = 60.0  # also where everything takes long (`bench.first_call` measures)
 rng = np.random.default_rng(0)
 queries, keys = rng.normal(size=(32, 12)), rng.normal(size=(200, 12))
 W = (queries.T @ queries) * (keys.T @ keys)
@@ -228,7 +228,7 @@ print(sol.indices, float(sol.objective).hex(), float(sol.lower_bound).hex())
 for sol in grace_opt.compare(W, k=6):
     status = sol.status.name.replace("LIMIT", "FEASIBLE")  # a busy machine stops searches that are done anyway
     print(sol.method, sol.indices, float(sol.objective).hex(), float(sol.lower_bound).hex(), status)
-tabu = sys.modules["grace_opt.kernels.tabu.cpu"]
+tabu = sys.modules["grace_opt.kernels.solve.tabu.cpu"]
 print(len(tabu.run.signatures))
 """
 
@@ -242,7 +242,7 @@ def test_the_first_answers_are_the_same_and_need_no_search_compiled(tmp_path: Pa
 
 
 def test_what_only_loops_call_can_be_called_alone() -> None:
-    @jit.part
+    @jit.inlined
     def twice(x: Any) -> Any:
         return 2 * x
 
@@ -369,7 +369,7 @@ def test_threads_at_first_use(tmp_path: Path) -> None:
     code = """
 from concurrent.futures import ThreadPoolExecutor
 from grace_opt.kernels._shared import jit
-jit.PLAIN_SECONDS = 0.01
+jit.INTERPRETED_SECONDS = 0.01
 small = W[:14, :14]
 def solve(number):
     sols = [grace_opt.solve(small if number % 2 else W, 7, "tabu", iterations=300) for _ in range(20)]

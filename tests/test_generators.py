@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grace_opt import OptionError, Problem, ProblemError, solve
+from grace_opt import Problem, solve
+from grace_opt.errors import OptionError, ProblemError
 from grace_opt.instances import generators, read, write
 from grace_opt.instances.generators import GENERATORS
 from tests import oracle

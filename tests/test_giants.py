@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from grace_opt import solve
 from grace_opt.allocation.sums import exact_sum
-from grace_opt.kernels.exchange.rounding import tolerance
-from grace_opt.kernels.objective import objective
-from grace_opt.kernels.tabu import cpu as tabu
+from grace_opt.kernels.solve.exchange.rounding import tolerance
+from grace_opt.kernels.solve.objective import objective
+from grace_opt.kernels.solve.tabu import cpu as tabu
 from grace_opt.problem import Problem, SparseWeights
 from grace_opt.run import Run
 from grace_opt.solvers import local_search

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from grace_opt import MaskProvider, methods, solve
-from grace_opt.hf.decoding import fused_attention
-from grace_opt.hf.pruned_attention import pruned_attention
-from grace_opt.hf.storage import Compressed
+from grace_opt.hf.stores.channels.attention import pruned_attention
+from grace_opt.hf.stores.channels.fused import fused_attention
+from grace_opt.hf.stores.channels.storage import Compressed
 from grace_opt.kernels._shared import dispatch
-from grace_opt.kernels.gather import gather_channels
+from grace_opt.kernels.cache.gather import gather_channels
 from grace_opt.kernels.operations import OPERATIONS
 from grace_opt.testing import KINDS, instance
 

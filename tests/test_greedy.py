@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 import grace_opt
 from grace_opt import Status, solve
 from grace_opt.cli.app import app
-from grace_opt.kernels import completion
 from grace_opt.kernels._shared import threads
-from grace_opt.kernels.completion.cpu import complete
-from grace_opt.kernels.greedy import cpu as compiled_greedy
-from grace_opt.kernels.greedy import reference, removal_scores
+from grace_opt.kernels.solve import completion
+from grace_opt.kernels.solve.completion.cpu import complete
+from grace_opt.kernels.solve.greedy import cpu as compiled_greedy
+from grace_opt.kernels.solve.greedy import reference, removal_scores
 from grace_opt.run import Run
 from grace_opt.solvers import beam as beam_module
 from grace_opt.testing import batches, check_solution, check_solver, instance, instances
@@ -265,5 +265,5 @@ def test_compiled_completions_are_the_reference(drawn, dtype):
 )
 def test_wrong_options_are_refused(wrong):
     name = next(key for key in wrong if key != "method")
-    with pytest.raises(grace_opt.OptionError, match=f"{name}=.*: give"):
+    with pytest.raises(grace_opt.errors.OptionError, match=f"{name}=.*: give"):
         solve(np.eye(3), 1, **wrong)

@@ -15,7 +15,9 @@ import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
+import networkx as nx
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -165,6 +167,16 @@ def test_the_house_has_few_rooms_and_floors_and_nobody_walks_in_circles() -> Non
     assert rooms.circles(files) == rooms.circles(between) == []
 
 
+@pytest.mark.slow
+def test_the_wing_of_caches_is_a_house_of_its_own() -> None:
+    """Rooms are the packages and modules directly in `grace_opt/hf`, but for its face, the `__init__`."""
+    between = rooms.rooms(rooms.graph(), "grace_opt.hf")
+    assert len(between) <= 9, sorted(between)
+    assert len(rooms.longest_chain(between)) <= 9
+    assert between.number_of_edges() <= 32, sorted(between.edges)
+    assert rooms.arrows_up(between) == []
+
+
 def test_a_circle_inside_functions_would_be_seen(tmp_path: Path) -> None:
     (tmp_path / "house").mkdir()
     for name, content in {"__init__": "", "a": "from .b import x", "b": "def x():\n    from . import a"}.items():
@@ -172,15 +184,72 @@ def test_a_circle_inside_functions_would_be_seen(tmp_path: Path) -> None:
     assert rooms.circles(rooms.graph(tmp_path / "house")) == [["house.a", "house.b"]]
 
 
+def test_arrows_that_have_a_way_back_lead_up(tmp_path: Path) -> None:
+    (tmp_path / "house" / "wing").mkdir(parents=True)
+    content = {"__init__": "", "a": "from . import b", "b": "from . import c", "c": "from . import b, wing"}
+    content |= {"wing/__init__": "", "wing/x": "from . import y", "wing/y": "", "wing/z": "from .. import a"}
+    for name, text in content.items():
+        (tmp_path / "house" / f"{name}.py").write_text(text)
+    files = rooms.graph(tmp_path / "house")
+    between = rooms.rooms(files, "house")
+    assert set(between.edges) == {("a", "b"), ("b", "c"), ("c", "b"), ("c", "wing"), ("wing", "a")}
+    assert rooms.arrows_up(between) == sorted(between.edges)
+    inside = rooms.rooms(files, "house.wing")
+    assert (set(inside), list(inside.edges), rooms.arrows_up(inside)) == ({"x", "y", "z"}, [("x", "y")], [])
+
+
+def test_a_house_is_drawn_with_every_room_on_its_floor() -> None:
+    between = nx.DiGraph([("top", "middle"), ("top", "ground"), ("middle", "ground"), ("side", "ground")])
+    assert rooms.floors(between) == {"top": 3, "middle": 2, "side": 2, "ground": 1}
+    picture = ElementTree.fromstring(rooms.drawn(between, "a house"))
+    places = {text.text: float(text.get("y", "")) for text in picture.iter("{http://www.w3.org/2000/svg}text")}
+    assert places["top"] < places["middle"] == places["side"] < places["ground"]
+    assert all(places[room] == places[str(floor)] for room, floor in rooms.floors(between).items())
+    curves = [path for path in picture.iter("{http://www.w3.org/2000/svg}path") if "C" in path.get("d", "")]
+    assert len(curves) == 3  # from the top to the ground, others lead as well
+
+
 @pytest.mark.slow
 def test_the_map_is_that_of_the_house() -> None:
-    assert rooms.MAP.read_text(encoding="utf-8") == rooms.plan(rooms.graph()), "run: python tests/rooms.py --map"
+    for path, text in rooms.written().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python tests/rooms.py --map"
+
+
+def test_the_map_has_a_line_for_each_folder_and_names_functions_that_exist() -> None:
+    text = rooms.MAP.read_text(encoding="utf-8")
+    assert text.count("\n") <= 120
+    named = set(re.findall(r"(\w+)\(\)", text))
+    defined = {
+        node.name
+        for path in rooms.modules(rooms.PACKAGE / "hf").values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert len(named) > 3
+    assert named <= defined
 
 
 def test_every_public_name_exists() -> None:
     missing = [name for name in grace_opt.__all__ if not hasattr(grace_opt, name)]
     assert not missing
-    assert len(set(grace_opt.__all__)) == len(grace_opt.__all__)
+    assert len(set(grace_opt.__all__)) == len(grace_opt.__all__) <= 20
+
+
+@pytest.mark.parametrize("room", ["errors", "attention"])
+def test_names_that_the_face_had_say_where_they_are(room) -> None:
+    names = {
+        "errors": [name for name, value in vars(grace_opt.errors).items() if isinstance(value, type)],
+        "attention": grace_opt.attention.__all__,
+    }[room]
+    moved = [name for name in names if name not in (*grace_opt.__all__, "Any", "EvaluationError", "MovedNameError")]
+    assert len(moved) == {"errors": 11, "attention": 3}[room]
+    for name in moved:
+        says = rf"^grace_opt\.{name} has another name now: write grace_opt\.{room}\.{name}\.$"
+        with pytest.raises(grace_opt.errors.OptionError, match=says):
+            exec(f"from grace_opt import {name}")
+        with pytest.raises(grace_opt.errors.MovedNameError, match=says):
+            getattr(grace_opt, name)
+        assert not hasattr(grace_opt, name)  # as tools ask that look for the shortest name
 
 
 def test_the_version_is_one() -> None:

@@ -9,8 +9,9 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from grace_opt import GraceError, OptionError, Problem, ProblemError, solve, symmetrize
+from grace_opt import GraceError, Problem, solve, symmetrize
 from grace_opt.bounds.fixing import fixed_vertices
+from grace_opt.errors import OptionError, ProblemError
 from grace_opt.kernels._shared import threads
 
 W = np.array([[4.0, 1, 2], [1, 3, 0], [2, 0, 5]])

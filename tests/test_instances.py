@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from grace_opt import ChannelMask, OptionError, Problem, ProblemError, instances, solve
+from grace_opt import ChannelMask, Problem, instances, solve
+from grace_opt.errors import OptionError, ProblemError
 from grace_opt.testing import instance
 
 CLUSTER = "4 2 3\r\n1 2 0.500000 \r\n2 3 0.5\r\n3 4 0.500000\r\n"

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 import grace_opt
 from grace_opt import objective
-from grace_opt.kernels import greedy, received
 from grace_opt.kernels._shared import threads
-from grace_opt.kernels.extremes import extremes
-from grace_opt.kernels.greedy import cpu as compiled
-from grace_opt.kernels.received import host
+from grace_opt.kernels.cache import received
+from grace_opt.kernels.cache.received import host
+from grace_opt.kernels.solve import greedy
+from grace_opt.kernels.solve.extremes import extremes
+from grace_opt.kernels.solve.greedy import cpu as compiled
 from grace_opt.run import Run
 from grace_opt.solvers import local_search
 from grace_opt.testing import batches

@@ -7,16 +7,9 @@ import pytest
 import torch
 
 import grace_opt
-from grace_opt import (
-    ChannelMask,
-    MaskError,
-    MaskProvider,
-    ProblemError,
-    interaction_matrix,
-    registry,
-    salient_channels,
-    solve,
-)
+from grace_opt import ChannelMask, MaskProvider, registry, solve
+from grace_opt.attention import interaction_matrix, salient_channels
+from grace_opt.errors import MaskError, ProblemError
 from grace_opt.solution import SolverResult
 
 Q, K = torch.randn(2, 8, 32, 64), torch.randn(2, 4, 200, 64)
@@ -57,7 +50,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(grace_opt.MaskError, match=r"cannot write .*disk full"):
+    with pytest.raises(grace_opt.errors.MaskError, match=r"cannot write .*disk full"):
         ChannelMask(torch.ones(4, 4, dtype=torch.bool)).save(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from grace_opt import OptionError
-from grace_opt.hf.needle import fact, make_prompt, vocabulary
+from grace_opt.errors import OptionError
+from grace_opt.hf.tools.needle import fact, make_prompt, vocabulary
 
 
 def words(text):

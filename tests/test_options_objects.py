@@ -10,17 +10,8 @@ import pytest
 import torch
 
 import grace_opt
-from grace_opt import (
-    MaskProvider,
-    OptionError,
-    SolverResult,
-    UnknownSolverError,
-    compare,
-    methods,
-    registry,
-    solve,
-    solvers,
-)
+from grace_opt import MaskProvider, SolverResult, compare, methods, registry, solve, solvers
+from grace_opt.errors import OptionError, UnknownSolverError
 from grace_opt.hf import CacheConfig
 from grace_opt.registry import NoOptions
 from grace_opt.solvers import BeamOptions, LocalSearchOptions, MiesOptions, TabuOptions

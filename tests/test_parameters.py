@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from grace_opt import ChannelMask, MaskProvider, OptionError, compare, methods, prune_count, solve
+from grace_opt import ChannelMask, MaskProvider, compare, methods, solve
 from grace_opt._util.parameters import choice, flag, integer, number, shown
-from grace_opt.errors import GraceError
-from grace_opt.hf import H2O, CacheConfig, PyramidKV, Quantization, SnapKV, StreamingLLM
-from grace_opt.hf.needle import make_prompt
+from grace_opt.attention import prune_count
+from grace_opt.errors import GraceError, OptionError
+from grace_opt.hf import H2O, Bits, CacheConfig, Channels, PyramidKV, Quantize, SnapKV, StreamingLLM
+from grace_opt.hf.tools.needle import make_prompt
 from grace_opt.instances import generators
 from grace_opt.sweep import Cell, run_sweep
 from grace_opt.sweep.bootstrap import mean_interval
@@ -59,10 +60,8 @@ def _of_class(kind: type, where: str, **good: Any) -> list[Parameter]:
 
 #: What goes only together.
 _TOGETHER = {
-    ("CacheConfig", "key_bits"): {"value_bits": 2.0},
-    ("CacheConfig", "value_bits"): {"key_bits": 2.0},
-    ("CacheConfig", "seed"): {"ratio": 0.25},
-    ("CacheConfig", "observation_window"): {"ratio": 0.25},
+    ("Bits", "key_bits"): {"value_bits": 2.0},
+    ("Bits", "value_bits"): {"key_bits": 2.0},
 }
 
 
@@ -89,7 +88,9 @@ def _sweep(tmp: str) -> Callable[..., Any]:
 PARAMETERS = [
     *(p for spec in methods() for p in _of_class(spec.options, spec.name)),
     *_of_class(CacheConfig, "CacheConfig", also=(), tail_block=32),
-    *_of_class(Quantization, "Quantization", values=4),
+    *_of_class(Channels, "Channels"),
+    *_of_class(Bits, "Bits"),
+    *_of_class(Quantize, "Quantize", values=4),
     *(p for kind in (SnapKV, PyramidKV, H2O, StreamingLLM) for p in _of_class(kind, kind.__name__)),
     *_of_generators(),
     Parameter("solve", "seed", lambda v: solve(W, 1, seed=v), 3),
@@ -103,7 +104,7 @@ PARAMETERS = [
     Parameter("MaskProvider", "ratio", lambda v: MaskProvider(ratio=v), 0.25, kept=True),
     Parameter("MaskProvider", "kept_channels", lambda v: MaskProvider(kept_channels=v), 4, True, kept=True),
     Parameter("MaskProvider", "seed", lambda v: MaskProvider(seed=v), 4, kept=True),
-    Parameter("CacheConfig", "ratio", lambda v: CacheConfig(ratio=v), 0.25, optional=True, kept=True),
+    Parameter("Channels", "ratio", lambda v: CacheConfig(ratio=v).channels, 0.25, optional=True, kept=True),
     Parameter("prune_count", "ratio", lambda v: prune_count(v, 8), 0.25),
     Parameter("prune_count", "d", lambda v: prune_count(0.5, v), 8),
     Parameter(
@@ -151,7 +152,7 @@ def test_the_walk_meets_what_there_is():
         ("sdp", "eps"),
         ("sdp", "max_memory"),
         ("CacheConfig", "sink_tokens"),
-        ("Quantization", "keys"),
+        ("Quantize", "keys"),
         ("SnapKV", "kernel"),
         ("H2O", "observed"),
         ("attention", "mix"),

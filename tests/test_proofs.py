@@ -18,7 +18,7 @@ from grace_opt.bounds import LEVELS, tight
 from grace_opt.bounds.fixing import fixed_vertices
 from grace_opt.bounds.qcr import solve_relaxation
 from grace_opt.bounds.subproblem import Subproblem
-from grace_opt.kernels.enumeration.cpu import pair_sum
+from grace_opt.kernels.solve.enumeration.cpu import pair_sum
 from grace_opt.problem import Problem
 from grace_opt.solution import SolverResult, proved, relative_gap
 from grace_opt.solvers.branch_and_bound import search as branch_and_bound

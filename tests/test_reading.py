@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from grace_opt.errors import CacheError
-from grace_opt.hf.reading import TopTokens
-from grace_opt.hf.reading.index import ReadIndex, all_channels
-from grace_opt.kernels.reading import Stored, host, reference
-from grace_opt.kernels.reading.certificate import unread_bound
-from grace_opt.kernels.reading.forms import HIDDEN, STEPS
-from grace_opt.kernels.reading.units import FirstChannels, PageRanges
+from grace_opt.hf.settings.reading import TopTokens
+from grace_opt.hf.stores.channels.index import ReadIndex, all_channels
+from grace_opt.kernels.cache.reading import Stored, host, reference
+from grace_opt.kernels.cache.reading.certificate import unread_bound
+from grace_opt.kernels.cache.reading.forms import HIDDEN, STEPS
+from grace_opt.kernels.cache.reading.pages import FirstChannels, PageRanges
 from tests import oracle
 
 ATTEND = {"torch": reference.attention, "compiled": host.read_attention}
@@ -83,13 +83,13 @@ def split(case: Case, found: reference.Few) -> tuple[np.ndarray, np.ndarray]:
     weights, spoilt = found.output[:, 0].split(case.total, -1)
     read = spoilt.isnan().view(batch, heads, -1, case.total).any(2)
     if found.order is not None:  # torch gathers more than it reads
-        assert found.units is not None
+        assert found.pages is not None
         size = case.reading.unit_size
         old, first = case.keys.shape[2], case.sinks.shape[2]
         ends = torch.arange(old, 0, -size).flip(0) + first
         read[..., first : first + old] = False
         for b, h in np.ndindex(batch, heads):
-            for unit in found.order[b, h, : int(found.units[b, h])].tolist():
+            for unit in found.order[b, h, : int(found.pages[b, h])].tolist():
                 read[b, h, max(int(ends[unit]) - size, first) : int(ends[unit])] = True
     return weights.numpy(), read.numpy()
 
@@ -267,7 +267,7 @@ def spoiled(index: ReadIndex, how: str) -> ReadIndex:
         middle = (units.lower + units.upper) / 2
         changed: Any = {
             "tighter": {"lower": middle, "upper": middle},
-            "counts": {"counts": torch.ones_like(units.counts)},
+            "counts": {"tokens_per_page": torch.ones_like(units.tokens_per_page)},
         }[how]
     else:
         assert isinstance(units, FirstChannels)
@@ -339,8 +339,8 @@ def test_what_is_kept_between_steps_is_of_the_tensors_that_are_given():
 def test_tensors_that_do_not_fit_are_refused():
     case = ordinary("pages")
     index = case.index()
-    short = replace(index, units=replace(index.units, counts=index.units.counts[:, 1:]))
-    with pytest.raises(CacheError, match="counts has shape"):
+    short = replace(index, units=replace(index.units, tokens_per_page=index.units.tokens_per_page[:, 1:]))
+    with pytest.raises(CacheError, match="tokens_per_page has shape"):
         case.run("compiled", short)
     case.query = case.query.double()
     with pytest.raises(CacheError, match="all must be float32; use its reference"):

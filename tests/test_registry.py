@@ -72,16 +72,16 @@ def test_entry_points_are_loaded_on_first_use(forget, monkeypatch, tmp_path):
 
 
 def test_a_taken_name_and_loose_options(forget):
-    with pytest.raises(grace_opt.OptionError, match="registered already"):
+    with pytest.raises(grace_opt.errors.OptionError, match="registered already"):
         grace_opt.register_solver("mies")(lambda p, o, r: None)
-    with pytest.raises(grace_opt.OptionError, match=r"'loose' is 3: decorate a function"):
+    with pytest.raises(grace_opt.errors.OptionError, match=r"'loose' is 3: decorate a function"):
         grace_opt.register_solver("loose")(3)
 
     class Loose:
         pass
 
     for loose in (Loose, registry.NoOptions()):
-        with pytest.raises(grace_opt.OptionError, match="frozen dataclass"):
+        with pytest.raises(grace_opt.errors.OptionError, match="frozen dataclass"):
             grace_opt.register_solver("loose", options=loose)
 
 
@@ -92,16 +92,16 @@ def test_every_option_has_a_default(forget):
     class Wide:
         width: int
 
-    with pytest.raises(grace_opt.OptionError, match="option 'width' of 'wide' has no default"):
+    with pytest.raises(grace_opt.errors.OptionError, match="option 'width' of 'wide' has no default"):
         grace_opt.register_solver("wide", options=Wide)
 
 
 def test_what_a_method_requires(forget):
     """A text was read letter by letter, and the package of a missing submodule raised ModuleNotFoundError."""
-    with pytest.raises(grace_opt.OptionError, match=r"requires=\('cvxpy',\)"):
+    with pytest.raises(grace_opt.errors.OptionError, match=r"requires=\('cvxpy',\)"):
         grace_opt.register_solver("needs_one", requires="cvxpy")
     grace_opt.register_solver("needs_part", requires=("no_such_package.part",))(lambda p, o, r: None)
-    with pytest.raises(grace_opt.UnknownSolverError, match=r"pip install no_such_package\.part\."):
+    with pytest.raises(grace_opt.errors.UnknownSolverError, match=r"pip install no_such_package\.part\."):
         solve(torch.eye(3), 1, "needs_part")
 
 
@@ -118,7 +118,7 @@ def test_what_a_method_requires(forget):
     ],
 )
 def test_what_register_is_told_is_checked(forget, wrong, said):
-    with pytest.raises(grace_opt.OptionError, match=said):
+    with pytest.raises(grace_opt.errors.OptionError, match=said):
         grace_opt.register_solver("mistaken", **wrong)
     grace_opt.register_solver("right", requires=["torch"], forms=["sparse"])(lambda p, o, r: None)
     assert (registry.get("right").requires, registry.get("right").forms) == (("torch",), ("sparse",))
@@ -126,7 +126,7 @@ def test_what_register_is_told_is_checked(forget, wrong, said):
 
 @pytest.mark.parametrize("function", [lambda problem, options: None, lambda p, o, r, more: None, lambda *, p: None])
 def test_a_function_of_other_arguments_is_refused(forget, function):
-    with pytest.raises(grace_opt.OptionError, match=r"decorate a function of \(problem, options, run\)"):
+    with pytest.raises(grace_opt.errors.OptionError, match=r"decorate a function of \(problem, options, run\)"):
         grace_opt.register_solver("mistaken")(function)
     for right in (lambda *given: None, lambda p, o, r, more=1: None):
         grace_opt.register_solver("right")(right)
@@ -136,7 +136,7 @@ def test_a_function_of_other_arguments_is_refused(forget, function):
 @pytest.mark.parametrize("named", [("zz",), "zz", None])
 def test_statistics_that_are_values_of_f_are_among_the_statistics(forget, named):
     grace_opt.register_solver("named", batched=True)(lambda p, o, r: SolverResult(p.candidates, objective_stats=named))
-    with pytest.raises(grace_opt.SolverError, match="give a tuple of names that are in stats"):
+    with pytest.raises(grace_opt.errors.SolverError, match="give a tuple of names that are in stats"):
         solve(torch.eye(3), 3, "named")
 
 
@@ -153,10 +153,10 @@ def test_a_solver_that_answers_nonsense_is_reported(forget):
     grace_opt.register_solver("nonsense", batched=True)(
         lambda p, o, r: SolverResult(torch.ones(1, 2, dtype=torch.bool))
     )
-    with pytest.raises(grace_opt.SolverError, match="nonsense returned a mask"):
+    with pytest.raises(grace_opt.errors.SolverError, match="nonsense returned a mask"):
         solve(torch.eye(3), 1, "nonsense")
     grace_opt.register_solver("wrong_size", batched=True)(lambda p, o, r: SolverResult(p.candidates.clone()))
-    with pytest.raises(grace_opt.SolverError, match="chose"):
+    with pytest.raises(grace_opt.errors.SolverError, match="chose"):
         solve(torch.eye(3), 1, "wrong_size")
 
 
@@ -164,15 +164,15 @@ def test_a_solver_that_answers_nonsense_is_reported(forget):
 @pytest.mark.parametrize("batched", [True, False])
 def test_what_is_no_result_is_reported(forget, answer, batched):
     grace_opt.register_solver("beginner", batched=batched)(lambda p, o, r: answer)
-    with pytest.raises(grace_opt.SolverError, match=r"return SolverResult\(mask\)"):
+    with pytest.raises(grace_opt.errors.SolverError, match=r"return SolverResult\(mask\)"):
         solve(torch.eye(3), 1, "beginner")
 
 
 def test_register_needs_a_name(forget):
     for name in (lambda p, o, r: None, "a b/", ""):
-        with pytest.raises(grace_opt.OptionError, match="no valid method name"):
+        with pytest.raises(grace_opt.errors.OptionError, match="no valid method name"):
             grace_opt.register_solver(name)
-    with pytest.raises(grace_opt.UnknownSolverError, match="preset of MaskProvider"):
+    with pytest.raises(grace_opt.errors.UnknownSolverError, match="preset of MaskProvider"):
         solve(torch.eye(3), 1, "grace")
 
 
@@ -260,7 +260,7 @@ def test_a_solver_that_writes_into_its_problem_is_refused(forget, what, batched)
         lambda: solve(W, k, "local_search", start="writes"),
         lambda: solve(problem, None, "writes"),
     ):
-        with pytest.raises(grace_opt.SolverError, match=rf"writes wrote into problem\.{what.split()[0]} "):
+        with pytest.raises(grace_opt.errors.SolverError, match=rf"writes wrote into problem\.{what.split()[0]} "):
             call()
         assert torch.equal(W, before)
         assert k.tolist() == [1, 2]
@@ -298,35 +298,35 @@ def _in_form(form, n):
 @pytest.mark.parametrize("what", WRITES_INTO_FORMS)
 def test_a_solver_that_writes_into_sparse_or_factored_w_is_refused(forget, monkeypatch, what, batched):
     """These were given as they are: the user's arrays changed, and f was that of another W."""
-    monkeypatch.setattr("grace_opt.kernels.columns.source.BLOCK_BYTES", 0)  # a small W would be formed
+    monkeypatch.setattr("grace_opt.kernels.solve.columns.source.BLOCK_BYTES", 0)  # a small W would be formed
     form = "sparse" if "edge" in what or "sparse" in what else "factored"
-    write = _spoiled(lambda problem: WRITES_INTO_FORMS[what](problem.W))
+    write = _spoiled(lambda problem: WRITES_INTO_FORMS[what](problem.weights))
     grace_opt.register_solver("writes", batched=batched, forms=(form,))(write)
     arrays, W = _in_form(form, 1000)
     before, problem = [torch.as_tensor(each).clone() for each in arrays], Problem.of(W, 2)
-    value = objective.evaluate(problem.W, _first(problem))
+    value = objective.evaluate(problem.weights, _first(problem))
     for call in (lambda: solve(W, 2, "writes"), lambda: solve(problem, None, "writes")):
-        with pytest.raises(grace_opt.SolverError, match=r"writes wrote into problem\.W "):
+        with pytest.raises(grace_opt.errors.SolverError, match=r"writes wrote into problem\.W "):
             call()
         assert all(torch.equal(torch.as_tensor(now), then) for now, then in zip(arrays, before, strict=True))
-        assert objective.evaluate(problem.W, _first(problem)) == value
+        assert objective.evaluate(problem.weights, _first(problem)) == value
 
 
 def test_a_solver_that_only_writes_into_the_users_arrays_leaves_them_alone(forget, monkeypatch):
     """Factors are made of them, and may be others: float32 becomes float64."""
-    monkeypatch.setattr("grace_opt.kernels.columns.source.BLOCK_BYTES", 0)
-    write = _spoiled(lambda problem: [array.zero_() for array in problem.W.arrays])
+    monkeypatch.setattr("grace_opt.kernels.solve.columns.source.BLOCK_BYTES", 0)
+    write = _spoiled(lambda problem: [array.zero_() for array in problem.weights.arrays])
     grace_opt.register_solver("writes", batched=True, forms=("factored",))(write)
     arrays, W = _in_form("factored", 1000)
     before = [torch.as_tensor(each).clone() for each in arrays]
     found = solve(W, 2, "writes")
-    assert found.objective == objective.evaluate(Problem.of(W, 2).W, torch.arange(1000) < 2)
+    assert found.objective == objective.evaluate(Problem.of(W, 2).weights, torch.arange(1000) < 2)
     assert all(torch.equal(torch.as_tensor(now), then) for now, then in zip(arrays, before, strict=True))
 
 
 def test_a_solver_that_writes_into_what_is_required_is_refused(forget):
     grace_opt.register_solver("writes", batched=True)(_spoiled(lambda problem: problem.required.logical_not_()))
-    with pytest.raises(grace_opt.SolverError, match=r"writes wrote into problem\.required "):
+    with pytest.raises(grace_opt.errors.SolverError, match=r"writes wrote into problem\.required "):
         solve(torch.eye(4), 2, "writes", required=[0])
 
 
@@ -354,18 +354,18 @@ def test_a_bound_that_is_none_is_refused(forget, case):
     bound, message = BOUNDS[case]
     grace_opt.register_solver("bounds", batched=True)(_bounded(bound))
     W = torch.eye(3, dtype=torch.float64).repeat(2, 1, 1)
-    with pytest.raises(grace_opt.SolverError, match=f"bounds.*{message}"):
+    with pytest.raises(grace_opt.errors.SolverError, match=f"bounds.*{message}"):
         solve(W, 1, "bounds")
-    with pytest.raises(grace_opt.SolverError, match=f"bounds.*{message}"):
+    with pytest.raises(grace_opt.errors.SolverError, match=f"bounds.*{message}"):
         solve(W, 1, "bounds", certify=True)
-    with pytest.raises(grace_opt.ComparisonError, match=message):
+    with pytest.raises(grace_opt.errors.ComparisonError, match=message):
         grace_opt.compare(W, 1, ["mies", "bounds"])
 
 
 @pytest.mark.parametrize("bound", [torch.zeros(1), torch.tensor([[0.0]]), float("nan"), 2.0, 1 + 1e-12, True, "low"])
 def test_a_bound_of_one_instance_that_is_none_is_refused(forget, bound):
     grace_opt.register_solver("bounds")(_bounded(bound))
-    with pytest.raises(grace_opt.SolverError, match=r"bounds.*bound"):
+    with pytest.raises(grace_opt.errors.SolverError, match=r"bounds.*bound"):
         solve(torch.eye(3), 1, "bounds")
 
 
@@ -388,7 +388,7 @@ LIMITS = {
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_limit_that_is_none_is_refused(forget, limit):
     grace_opt.register_solver("limits", batched=True)(_bounded(None, limit=LIMITS[limit]))
-    with pytest.raises(grace_opt.SolverError, match=r"limits: SolverResult\.limit"):
+    with pytest.raises(grace_opt.errors.SolverError, match=r"limits: SolverResult\.limit"):
         solve(torch.eye(3).repeat(2, 1, 1), 1, "limits")
 
 
@@ -406,7 +406,7 @@ def test_a_limit_that_is_none_is_refused(forget, limit):
 def test_answers_of_another_form_are_refused(forget, answer, batched):
     grace_opt.register_solver("formless", batched=batched)(lambda p, o, r: answer(p))
     for check in (True, False):
-        with pytest.raises(grace_opt.SolverError, match="formless"):
+        with pytest.raises(grace_opt.errors.SolverError, match="formless"):
             solve(torch.eye(3).repeat(2, 1, 1), 1, "formless", check=check)
 
 
@@ -414,7 +414,7 @@ def test_statistics_are_one_per_instance(forget):
     grace_opt.register_solver("counts", batched=True)(
         lambda p, o, r: SolverResult(_first(p), stats={"steps": torch.zeros(3)})
     )
-    with pytest.raises(grace_opt.SolverError, match=r"counts.*'steps'.*\(2, '...'\)"):
+    with pytest.raises(grace_opt.errors.SolverError, match=r"counts.*'steps'.*\(2, '...'\)"):
         solve(torch.eye(3).repeat(2, 1, 1), 1, "counts")
 
 
@@ -439,5 +439,5 @@ def test_a_bound_above_f_by_rounding_is_f(forget):
     assert sol.lower_bound == sol.objective
     assert sol.gap == 0
     assert solve(W, 20, "lies", check=False).gap == 0  # trusted, but never negative
-    with pytest.raises(grace_opt.SolverError, match=r"lies.*at most f"):
+    with pytest.raises(grace_opt.errors.SolverError, match=r"lies.*at most f"):
         solve(W, 20, "lies")

@@ -17,9 +17,9 @@ from grace_opt.bounds.dnn import DnnMultipliers, dnn_relaxation
 from grace_opt.bounds.qcr import linear_term, qcr_relaxation, solve_relaxation
 from grace_opt.bounds.subproblem import Subproblem, sums_are_exact
 from grace_opt.instances.generators import attention, k_cluster
-from grace_opt.kernels.relaxation import cpu as compiled
-from grace_opt.kernels.search import cpu as nodes
-from grace_opt.kernels.shift.cpu import ascend
+from grace_opt.kernels.solve.relaxation import cpu as compiled
+from grace_opt.kernels.solve.search import cpu as nodes
+from grace_opt.kernels.solve.shift.cpu import ascend
 from grace_opt.problem import SparseWeights
 from grace_opt.solvers.branch_and_bound.depth_first import DepthFirst
 from grace_opt.testing import KINDS, batches, instance, instances

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from grace_opt import FactoredWeights, Problem, ProblemError, instances, solve
+from grace_opt import FactoredWeights, Problem, instances, solve
+from grace_opt.errors import ProblemError
 from grace_opt.instances import convert
 from tests import oracle
 
@@ -120,7 +121,7 @@ def test_w_that_stays_sparse_is_converted():
     """Each conversion ended in an AttributeError of ours, 'SparseWeights' object has no attribute 'detach'."""
     W = large_and_sparse()
     problem, dense = Problem.of(W, 3), W.toarray()
-    assert problem.weights is not None
+    assert problem.weights.form == "sparse"
     graph = convert.to_networkx(W)
     back = nx.to_numpy_array(graph, nodelist=range(len(dense)))
     assert np.array_equal(back / 2 * (1 - np.eye(len(dense))), dense * (1 - np.eye(len(dense))))

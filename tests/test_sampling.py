@@ -18,11 +18,11 @@ from scipy.stats import binom
 from torch import Tensor
 
 from grace_opt.errors import CacheError
-from grace_opt.hf.reading import TopTokens
-from grace_opt.hf.reading.index import ReadIndex
-from grace_opt.kernels.reading import HashTables, Stored, attention_for, hashes, sampled, sampled_host
-from grace_opt.kernels.reading.cpu import codes
-from grace_opt.kernels.reading.reference import Few
+from grace_opt.hf.settings.reading import TopTokens
+from grace_opt.hf.stores.channels.index import ReadIndex
+from grace_opt.kernels.cache.reading import HashTables, Stored, attention_for, hashes, sampled, sampled_host
+from grace_opt.kernels.cache.reading.cpu import codes
+from grace_opt.kernels.cache.reading.reference import Few
 from tests import oracle
 
 ATTEND = {"torch": sampled.attention, "compiled": sampled_host.read_sample}
@@ -324,7 +324,7 @@ def test_a_wrong_table_is_noticed(name):
         {"codes": right.codes ^ 255},
         {"mean": right.mean + 1},
         {"highest": right.highest.flip(-1) * 0 - 1},
-        {"counts": right.counts * (torch.arange(40) > 20)},
+        {"tokens_per_page": right.tokens_per_page * (torch.arange(40) > 20)},
     ):
         with pytest.raises(AssertionError):
             check(case, replace(right, **wrong), name)

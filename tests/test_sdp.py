@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grace_opt
-from grace_opt import OptionError, SolverError, Status, UnknownSolverError, solve
+from grace_opt import Status, solve
 from grace_opt._util.arrays import power_of_two_scale
 from grace_opt.bounds import sdp_dual, sdp_primal
 from grace_opt.bounds.sdp_dual import SdpMultipliers, dual_bound
 from grace_opt.bounds.sdp_primal import solve_sdp
+from grace_opt.errors import OptionError, SolverError, UnknownSolverError
 from grace_opt.testing import KINDS, check_solution, instance, instances
 from tests import oracle
 

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grace_opt
-from grace_opt import GraceError, OptionError, Problem, SolverError, Status, registry, solve
+from grace_opt import GraceError, Problem, Status, registry, solve
+from grace_opt.errors import OptionError, SolverError
 from grace_opt.instances.generators import attention, dispersion, k_cluster
-from grace_opt.kernels.tabu import cpu as compiled
+from grace_opt.kernels.solve.tabu import cpu as compiled
 from grace_opt.run import Run
 from grace_opt.solution import SolverResult
 from grace_opt.solvers.branch_and_bound import search as branch_and_bound

@@ -58,14 +58,14 @@ def test_exhaustive_visits_every_subset_once():
 
 
 def test_exhaustive_refuses_what_it_cannot_finish():
-    with pytest.raises(grace_opt.SolverError, match=r"C\(64, 32\) = 1.83262e\+18 .* max_subsets"):
+    with pytest.raises(grace_opt.errors.SolverError, match=r"C\(64, 32\) = 1.83262e\+18 .* max_subsets"):
         solve(np.eye(64), 32, "exhaustive")
-    with pytest.raises(grace_opt.SolverError, match=r"= about 10\^330 subsets"):
+    with pytest.raises(grace_opt.errors.SolverError, match=r"= about 10\^330 subsets"):
         solve(np.eye(1100), 550, "exhaustive")
 
 
 def test_exhaustive_names_the_exact_alternative():
-    with pytest.raises(grace_opt.SolverError, match="method='branch_and_bound' proves optimality"):
+    with pytest.raises(grace_opt.errors.SolverError, match="method='branch_and_bound' proves optimality"):
         solve(np.eye(64), 32, "exhaustive")
 
 

@@ -11,8 +11,9 @@ import torch
 from typer.testing import CliRunner
 
 import grace_opt
-from grace_opt import OptionError, Problem, SolverResult, Status, bounds, compare, instances, methods, registry, solve
+from grace_opt import Problem, SolverResult, Status, bounds, compare, instances, methods, registry, solve
 from grace_opt.cli.app import app
+from grace_opt.errors import OptionError
 from grace_opt.run import Run
 
 SEARCHING = sorted(spec.name for spec in methods() if spec.searches)

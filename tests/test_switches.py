@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from grace_opt.errors import CacheError
-from grace_opt.kernels import decode
-from grace_opt.kernels._shared import plain, threads, vectors
-from grace_opt.kernels.decode import host, reference
+from grace_opt.kernels._shared import stand_ins, threads, vectors
+from grace_opt.kernels.cache import decode
+from grace_opt.kernels.cache.decode import host, reference
 from tests import starter
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOLVE = """
 import json, sys, torch, grace_opt
 from grace_opt.kernels._shared import inner
-from grace_opt.kernels.extremes import extremes
+from grace_opt.kernels.solve.extremes import extremes
 W = torch.randn(30, 97, 97, generator=torch.Generator().manual_seed(0))
 W, skew = W + W.mT, W
 found = [grace_opt.solve(W, 40, method).indices.tolist() for method in ("mies", "drop_greedy", "local_search")]
@@ -29,16 +29,16 @@ print(json.dumps([inner.least.__module__.rpartition(".")[2], found]))
 
 
 def both(name, *parameters):
-    """A function of `vectors`, and of `plain`, to be called from Python."""
+    """A function of `vectors`, and of `stand_ins`, to be called from Python."""
     names = ", ".join(parameters)
     scope = {}
-    for module in (vectors, plain):
+    for module in (vectors, stand_ins):
         code = f"def call({names}):\n    return function({names})"
         function = getattr(module, name)
-        space = {"function": numba.njit(function) if module is plain else function}
+        space = {"function": numba.njit(function) if module is stand_ins else function}
         exec(code, space)
         scope[module] = numba.njit(space["call"])
-    return scope[vectors], scope[plain]
+    return scope[vectors], scope[stand_ins]
 
 
 def numbers(n, dtype, seed=0):
@@ -93,7 +93,7 @@ def test_answers_are_the_same_without_the_instructions():
         done = starter.python(SOLVE, env)
         assert done.returncode == 0, done.stderr
         answers[switch] = done.stdout
-    assert answers["1"].replace('"vectors"', '"plain"') == answers["0"]
+    assert answers["1"].replace('"vectors"', '"stand_ins"') == answers["0"]
     assert '"vectors"' in answers["1"]
 
 

@@ -145,7 +145,7 @@ def test_what_users_write_is_not_markup(terminal, file, tmp_path, text):
 
 def test_an_extra_keeps_its_brackets(terminal, monkeypatch):
     for missing, module in (
-        ("transformers", "grace_opt.hf.demo"),
+        ("transformers", "grace_opt.hf.tools.demo"),
         ("matplotlib", "matplotlib"),
         ("optimum.quanto", "optimum.quanto"),
     ):
@@ -252,7 +252,7 @@ def test_a_fitting_table_fits_exactly():
 
 
 def report(name="GRACE + local search"):
-    from grace_opt.hf.demo import DemoReport, DemoRow, SolverRow
+    from grace_opt.hf.tools.demo import DemoReport, DemoRow, SolverRow
 
     rows = [DemoRow("dense", 16, 3_129_344, 1.0, 0.0, 1.0, 5), DemoRow(name, 12.0, 2_206_187, 0.705, 3.1e-5, 0.5, 4)]
     values = {"model": "org/[bold]m", "question": "Who [/]?", "answer": "[red]x", "rows": rows, "questions": 5}
@@ -419,8 +419,8 @@ def test_a_demo_that_cannot_be_written_is_shown_and_leaves_no_folder(terminal, m
     """The folder is refused in one sentence before anything is measured, the files after that was shown."""
     made = report()
     monkeypatch.setattr(type(made), "to_dict", lambda self: {})
-    monkeypatch.setattr("grace_opt.hf.models.load_model", lambda *a: (None, None))
-    monkeypatch.setattr("grace_opt.hf.demo.run_demo", lambda *a, **b: made)
+    monkeypatch.setattr("grace_opt.hf.models.loading.load_model", lambda *a: (None, None))
+    monkeypatch.setattr("grace_opt.hf.tools.demo.run_demo", lambda *a, **b: made)
     out = tmp_path / "new" / "demo"
     if refused == "folder":
         (tmp_path / "new").write_text("")

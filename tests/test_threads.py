@@ -20,7 +20,7 @@ import grace_opt
 from grace_opt import registry, solve
 from grace_opt.kernels._shared import dispatch
 from grace_opt.kernels._shared import threads as kernel_threads
-from grace_opt.kernels.exchange import KERNEL
+from grace_opt.kernels.solve.exchange import KERNEL
 from grace_opt.parallel import map_in_threads
 from grace_opt.run import Run
 from grace_opt.solution import SolverResult
@@ -114,7 +114,9 @@ def test_a_plug_in_that_fails_is_named_and_harms_no_other(plug_in):
         known = registry.specs()
     assert {"mies", "plugged_fine_method"} <= set(known)
     assert "half_there" not in known
-    with pytest.raises(grace_opt.UnknownSolverError, match=r"Not loaded: other = plugged_broken \(ModuleNotFound"):
+    with pytest.raises(
+        grace_opt.errors.UnknownSolverError, match=r"Not loaded: other = plugged_broken \(ModuleNotFound"
+    ):
         solve(np.eye(3), 1, "half_there")
 
 
@@ -285,7 +287,7 @@ def test_what_a_c_function_is_told_lives_as_long_as_its_call() -> None:
 
 CODES_IN_THREADS = """
 import sys, threading
-from grace_opt.kernels.coding import reference, trial as coding
+from grace_opt.kernels.cache.coding import reference, trial as coding
 from grace_opt.kernels.steps import trial as steps
 expected = {}  # once: what is tried are the loops, and the reference takes many times as long
 def define(*case, define=reference.scaled_and_coded):

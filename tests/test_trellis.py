@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import trellis_levels
-from grace_opt.hf.bits.bitplanes import unpack_codes
-from grace_opt.hf.bits.codebooks import EVEN_WIDTH, WIDTHS, codebooks, distortions, trellis_codebook
-from grace_opt.hf.bits.codes import Part, encode
-from grace_opt.kernels import coding
+from grace_opt.hf.bases.codebooks import EVEN_WIDTH, WIDTHS, codebooks, distortions, trellis_codebook
+from grace_opt.hf.stores.coded.bitplanes import unpack_codes
+from grace_opt.hf.stores.coded.codes import Part, encode
 from grace_opt.kernels._shared.threads import always_compiled
-from grace_opt.kernels.coding import cpu, trellis
+from grace_opt.kernels.cache import coding
+from grace_opt.kernels.cache.coding import cpu, trellis
 from tests import oracle
 
 CPU = torch.device("cpu")
@@ -121,10 +121,10 @@ def test_codes_of_eight_bits_know_no_trellis():
     given, means, widths, counts = cases((40, 90), 1.0, 0)
     found = [coding.reference.scaled_and_coded(given, means, widths, counts, codebooks(CPU, each)) for each in (0, 1)]
     for number, own in enumerate(widths):
-        plain, woven = (unpack_codes(each[1][number], own, counts[number]) for each in found)
-        assert torch.equal(plain[own == EVEN_WIDTH], woven[own == EVEN_WIDTH])
+        plain, trellis_coded = (unpack_codes(each[1][number], own, counts[number]) for each in found)
+        assert torch.equal(plain[own == EVEN_WIDTH], trellis_coded[own == EVEN_WIDTH])
         assert torch.equal(found[0][0][number, own == EVEN_WIDTH], found[1][0][number, own == EVEN_WIDTH])
-        assert not torch.equal(plain[own == 2], woven[own == 2])
+        assert not torch.equal(plain[own == 2], trellis_coded[own == 2])
 
 
 @pytest.mark.parametrize("bits", OWN)
@@ -133,9 +133,9 @@ def test_errors_of_a_gaussian_are_those_said_and_less_than_without(bits):
     found = torch.randn(1, 4000, 16, generator=torch.Generator().manual_seed(1))
     place = WIDTHS.index(bits)
     part = Part(found, torch.full((1, 1, 16), place), found.abs().amax((1, 2)))
-    plain, woven = (encode([part], (4000,), each) for each in (False, True))
-    assert plain.nbytes == woven.nbytes
-    errors = [float((each.decode() - found).square().mean()) for each in (plain, woven)]
+    plain, trellis_coded = (encode([part], (4000,), each) for each in (False, True))
+    assert plain.nbytes == trellis_coded.nbytes
+    errors = [float((each.decode() - found).square().mean()) for each in (plain, trellis_coded)]
     assert 0.95 * distortions(trellis=True)[place] < errors[1] < 1.15 * distortions(trellis=True)[place]
     assert errors[1] < 0.83 * errors[0]
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from grace_opt import solve
 from grace_opt.attention import weights
 from grace_opt.errors import OptionError, ProblemError
-from grace_opt.kernels.greedy import cost_path, reference
+from grace_opt.kernels.solve.greedy import cost_path, reference
 from tests.mutants import mutant
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 triton = pytest.importorskip("triton")
-from grace_opt.kernels.exchange import gpu as exchange  # noqa: E402 (only after that)
-from grace_opt.kernels.greedy import gpu as greedy  # noqa: E402
-from grace_opt.kernels.interaction import gpu as interaction  # noqa: E402
+from grace_opt.kernels.solve.exchange import gpu as exchange  # noqa: E402 (only after that)
+from grace_opt.kernels.solve.greedy import gpu as greedy  # noqa: E402
+from grace_opt.kernels.solve.interaction import gpu as interaction  # noqa: E402
 from tests import interpreter  # noqa: E402, F401 (cheaper launches)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -225,7 +225,7 @@ def test_exchanges_refuse():
     ("old", "new"),
     [
         ("- 2 * _rows(", "- 1 * _rows("),
-        ("start + at", "at"),
+        ("start + place", "place"),
         ("least < change", "least <= change"),
         ("sums += ", "sums = "),
         ("(chosen == 0) & (free != 0)", "chosen == 0"),

@@ -24,13 +24,24 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from grace_opt.errors import CacheError
-from grace_opt.hf.bits.codebooks import WIDTHS, codebook, trellis_codebook
-from grace_opt.hf.bits.codes import Part, encode
-from grace_opt.kernels import coded as kernels
+from grace_opt.hf.bases.codebooks import WIDTHS, codebook, trellis_codebook
+from grace_opt.hf.stores.coded.codes import Part, encode
 from grace_opt.kernels._shared import dispatch
-from grace_opt.kernels.coded import gpu
-from grace_opt.kernels.coded.gpu import attend, batch, coded, codes, joining, keys, launching, numbers, values, weights
-from grace_opt.kernels.coded.table import CodedSequence, table_of, units_of
+from grace_opt.kernels.cache import coded as kernels
+from grace_opt.kernels.cache.coded import gpu
+from grace_opt.kernels.cache.coded.gpu import (
+    attend,
+    batch,
+    coded,
+    codes,
+    joining,
+    keys,
+    launching,
+    numbers,
+    values,
+    weights,
+)
+from grace_opt.kernels.cache.coded.table import CodedSequence, table_of, units_of
 from tests import (
     children,
     interpreter,  # noqa: F401  (cheaper launches)
@@ -64,8 +75,8 @@ class Case:
     scaling: float | None = None
     softcap: float | None = None
     causal: bool = True
-    runs: int | None = None
-    dropped: int = 0  # of the newest tokens, so many of the oldest are not asked for
+    splits: int | None = None
+    dropped: int = 0  # of the newest tokens, so many of the oldest are not requested
 
     @property
     def waiting(self) -> int:
@@ -89,8 +100,8 @@ class Case:
             self.softcap,
             self.causal,
             trellis=self.stored[0].trellis,
-            piece=128,
-            runs=self.runs,
+            split_tokens=128,
+            splits=self.splits,
         )
 
     def expected(self) -> tuple[Tensor, Tensor]:
@@ -193,7 +204,7 @@ RAGGED: Segments = ((5, 0, 43), (1, 24))
 )
 def test_ragged_classes_of_every_width(group, length, dtype, trellis, generator):
     sequence = {"segments": RAGGED, "sinks": 3, "waiting": 2, "trellis": trellis}
-    case = draw(generator, sequence, heads=2, group=group, length=length, d=13, d_v=21, tail=9, dtype=dtype, runs=3)
+    case = draw(generator, sequence, heads=2, group=group, length=length, d=13, d_v=21, tail=9, dtype=dtype, splits=3)
     assert case.error(case.run()) <= 1
 
 
@@ -428,7 +439,7 @@ def whole():
     dense = ({"segments": (), "sinks": sinks} for sinks in (20, 3))
     sequences = {"segments": ((17, 9),), "sinks": 2, "waiting": 2}, *dense
     generator = torch.Generator().manual_seed(6)
-    case = draw(generator, *sequences, group=2, length=2, d=20, d_v=18, tail=70, scaling=0.1, runs=2)
+    case = draw(generator, *sequences, group=2, length=2, d=20, d_v=18, tail=70, scaling=0.1, splits=2)
     assert case.error(case.run()) <= 1
     return case
 
@@ -464,7 +475,7 @@ def whole():
         (attend, "newest - tail - sinks", "newest - sinks"),
         (attend, "stop - of_sinks", "stop"),
         (attend, "products * shrink[:, None] + ", "products + "),
-        (joining, "of_coded = (run < coded_runs)", "of_coded = (run < runs)"),
+        (joining, "of_coded = (split < coded_splits)", "of_coded = (split < splits)"),
         (joining, "second += p * p", "second += p"),
         (joining, "first / GROUP", "first"),
     ],

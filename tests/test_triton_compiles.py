@@ -36,8 +36,8 @@ def test_every_kernel_compiles_and_fits():
     found = [json.loads(line) for line in done.stdout.splitlines()]
     expected = {"_gram_kernel", "_product_kernel", "_gather_kernel", "_greedy_kernel", "_swap_kernel"}
     expected |= {"_search"}
-    expected |= {"attend_run", "join_runs"}
-    expected |= {"list_channels", "prepare", "attend_codes", "join_coded_runs", "turn_values", "receive"}
+    expected |= {"attend_split", "join_splits"}
+    expected |= {"list_channels", "prepare", "attend_codes", "join_coded_splits", "turn_values", "receive"}
     assert {entry["kernel"] for entry in found} == expected
     for entry in found:
         assert entry["shared"] <= SHARED, entry

@@ -23,10 +23,10 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from grace_opt.errors import CacheError
-from grace_opt.hf.pruned_attention import pruned_attention
-from grace_opt.hf.storage import Compressed
-from grace_opt.kernels.decode import gpu as decode
-from grace_opt.kernels.decode.gpu import attend
+from grace_opt.hf.stores.channels.attention import pruned_attention
+from grace_opt.hf.stores.channels.storage import Compressed
+from grace_opt.kernels.cache.decode import gpu as decode
+from grace_opt.kernels.cache.decode.gpu import attend
 from tests import interpreter  # noqa: F401  (cheaper launches)
 from tests.mutants import mutant
 from tests.packed import packed_keys, packed_values
@@ -58,7 +58,7 @@ class Case:
     softcap: float | None = None
     causal: bool = True
     block: int | None = 16
-    runs: int | None = None
+    splits: int | None = None
 
     def run(self) -> Tensor:
         return decode.decode_attention(**vars(self))
@@ -172,7 +172,7 @@ def cases(draw_from: st.DrawFn) -> Case:
         scaling=draw_from(st.sampled_from([None, 0.3])),
         softcap=draw_from(st.sampled_from([None, 2.0])),
         causal=draw_from(st.booleans()),
-        runs=draw_from(st.sampled_from([None, 1, 2, 5])),
+        splits=draw_from(st.sampled_from([None, 1, 2, 5])),
     )
     kind = draw_from(st.sampled_from(["none", "bool", "additive", "bool per head", "additive per head"]))
     if kind == "none":
@@ -198,7 +198,7 @@ def generator():
     ("sinks", "pruned", "tail"), [(4, 0, 0), (0, 17, 0), (0, 0, 17), (4, 17, 0), (4, 0, 17), (0, 16, 16), (1, 1, 1)]
 )
 def test_segments_may_be_empty(sinks, pruned, tail, generator):
-    case = draw(generator, heads=2, sinks=sinks, pruned=pruned, tail=tail, runs=2)
+    case = draw(generator, heads=2, sinks=sinks, pruned=pruned, tail=tail, splits=2)
     assert case.error(case.run()) <= 1
 
 
@@ -219,7 +219,7 @@ def test_many_blocks_in_several_runs_as_the_shapes_choose(generator):
 
 
 def _recorded(case: Case, calls: list[Any]) -> Tensor:
-    right = decode.attend_run
+    right = decode.attend_split
 
     class Recording:
         def __getitem__(self, grid: Any) -> Any:
@@ -227,13 +227,13 @@ def _recorded(case: Case, calls: list[Any]) -> Tensor:
             return right[grid]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "attend_run", Recording())
+        patch.setattr(decode, "attend_split", Recording())
         return case.run()
 
 
 @pytest.mark.parametrize("softcap", [0.5, 50.0])
 def test_softcap(softcap, generator):
-    case = draw(generator, heads=2, sinks=2, pruned=20, scaling=1.0, softcap=softcap, runs=2)
+    case = draw(generator, heads=2, sinks=2, pruned=20, scaling=1.0, softcap=softcap, splits=2)
     assert case.error(case.run()) <= 1
     steep = replace(case, scaling=1e4)  # its exponentials overflow
     assert steep.error(steep.run()) <= 1
@@ -247,19 +247,19 @@ def test_no_channel_kept(generator):
 @pytest.mark.parametrize("length", [1, 3, 8])
 @pytest.mark.parametrize("causal", [True, False])
 def test_without_a_mask_it_is_causal_if_asked(length, causal, generator):
-    case = draw(generator, group=3, length=length, pruned=4, tail=9, causal=causal, runs=2)
+    case = draw(generator, group=3, length=length, pruned=4, tail=9, causal=causal, splits=2)
     assert case.error(case.run()) <= 1
 
 
 @pytest.mark.parametrize("kind", ["bool", "additive"])
 def test_a_row_that_sees_nothing_gets_the_mean_of_the_values(kind, generator):
-    case = masked(draw(generator, group=2, pruned=20, tail=7, runs=3), generator, kind, blind=True)
+    case = masked(draw(generator, group=2, pruned=20, tail=7, splits=3), generator, kind, blind=True)
     values = torch.cat([case.old_values, case.tail_values], dim=2)
     torch.testing.assert_close(case.run()[0, 0], values[0].mean(dim=1).expand(2, -1))
 
 
 def test_minus_infinity_in_a_mask_hides_and_stays_finite(generator):
-    case = masked(draw(generator, batch=2, group=2, length=2, pruned=20, runs=3), generator, "additive")
+    case = masked(draw(generator, batch=2, group=2, length=2, pruned=20, splits=3), generator, "additive")
     least = torch.finfo(torch.float32).min
     infinite = case.attention_mask.masked_fill(case.attention_mask == least, float("-inf"))
     assert case.error(replace(case, attention_mask=infinite).run()) <= 1
@@ -273,7 +273,7 @@ def test_one_mask_for_all_sequences(generator):
 
 
 def test_not_a_number_does_not_get_lost(generator):
-    case = masked(draw(generator, group=2, pruned=20, runs=2), generator, "additive")
+    case = masked(draw(generator, group=2, pruned=20, splits=2), generator, "additive")
     case.tail_keys[0, 0, 3, 2] = float("nan")
     assert case.run().isnan().all()
 
@@ -340,7 +340,7 @@ def in_few_bits(case: Case, generator: torch.Generator, **packings: Any) -> tupl
 )
 def test_few_bits(bits, backend, key_size, value_size, groups, block, dtype, generator):
     pruned = groups * (key_size or 1)
-    case = draw(generator, 2, 3, 2, 2, 40, 13, 20, 2, pruned, 19, dtype=dtype, block=block, runs=2, softcap=9.0)
+    case = draw(generator, 2, 3, 2, 2, 40, 13, 20, 2, pruned, 19, dtype=dtype, block=block, splits=2, softcap=9.0)
     sizes = {"pruned_keys": key_size, "old_values": value_size}
     packings = {name: (bits, backend, size) for name, size in sizes.items() if size is not None}
     packed, dense = in_few_bits(masked(case, generator, "bool"), generator, **packings)
@@ -371,7 +371,7 @@ def test_wrong_reading_of_few_bits_would_be_noticed(old, new, generator, monkeyp
         masked(case, generator, "bool"), generator, pruned_keys=(4, "hqq", 20), old_values=(3, "hqq", 10)
     )
     assert dense.error(packed.run()) <= 1
-    monkeypatch.setattr(decode, "attend_run", mutant(attend, old, new, tmp_path).attend_run)
+    monkeypatch.setattr(decode, "attend_split", mutant(attend, old, new, tmp_path).attend_split)
     assert dense.error(packed.run()) > 5
 
 
@@ -410,15 +410,15 @@ def forget_that_the_tail_comes_after_the_old_tokens(case):
     return replace(case, attention_mask=torch.cat([mask[..., -tail:], mask[..., :-tail]], dim=-1)).run()
 
 
-def forget_to_weigh_the_runs(case):
-    right = decode.join_runs
+def forget_to_weigh_the_splits(case):
+    right = decode.join_splits
 
     class Wrong:
         def __getitem__(self, grid):
             return lambda largest, *rest, **options: right[grid](torch.zeros_like(largest), *rest, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "join_runs", Wrong())
+        patch.setattr(decode, "join_splits", Wrong())
         return case.run()
 
 
@@ -433,12 +433,21 @@ def forget_to_weigh_the_runs(case):
         forget_which_head_the_mask_is_for,
         mix_up_the_groups,
         forget_that_the_tail_comes_after_the_old_tokens,
-        forget_to_weigh_the_runs,
+        forget_to_weigh_the_splits,
     ],
 )
 def test_a_wrong_version_would_be_noticed(wrong, generator):
     case = draw(
-        generator, heads=2, group=2, length=2, sinks=2, pruned=20, scaling=0.4, softcap=3.0, runs=3, dtype=torch.float16
+        generator,
+        heads=2,
+        group=2,
+        length=2,
+        sinks=2,
+        pruned=20,
+        scaling=0.4,
+        softcap=3.0,
+        splits=3,
+        dtype=torch.float16,
     )
     case = masked(case, generator, "bool per head")
     assert case.error(case.run()) <= 1

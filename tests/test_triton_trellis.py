@@ -16,10 +16,10 @@ pytest.importorskip("triton")
 
 from triton import JITFunction
 
-from grace_opt.hf.bits.codebooks import codebooks, trellis_codebook
-from grace_opt.kernels import coding
+from grace_opt.hf.bases.codebooks import codebooks, trellis_codebook
 from grace_opt.kernels._shared import dispatch
-from grace_opt.kernels.coding import gpu, trellis
+from grace_opt.kernels.cache import coding
+from grace_opt.kernels.cache.coding import gpu, trellis
 from tests import interpreter  # noqa: F401  (cheaper launches)
 from tests.mutants import mutant
 
@@ -85,7 +85,7 @@ def test_it_codes_where_a_gpu_runs_it(monkeypatch):
         ("most // SUBSETS", "most // SUBSETS - 1"),
         ("= far, far, far", "= tl.zeros([ROWS], tl.float32), far, far"),
         ("b4 - b0, b5 - b0", "b4 - b0, b5"),
-        ("((found >> state) & 1) << 2)", "((found >> state) & 1) << 1)"),
+        ("((survivor >> state) & 1) << 2)", "((survivor >> state) & 1) << 1)"),
         ("places >> (2 * PLACE)", "places >> PLACE"),
         ("bit | (place << 1)", "place << 1"),
     ],

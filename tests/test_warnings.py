@@ -28,11 +28,11 @@ from grace_opt import registry
 from grace_opt._util import warning
 from grace_opt._util.warning import users_line, warn
 from grace_opt.errors import CalibrationError
-from grace_opt.hf import attach, calibrate_basis, learn_masks
-from grace_opt.hf.bits import at_hand
-from grace_opt.hf.bits.calibrated import CalibratedBasis
+from grace_opt.hf import attach, calibrate, learn_masks
+from grace_opt.hf.bases import at_hand
+from grace_opt.hf.bases.calibrated import CalibratedBasis
 from grace_opt.hf.models import POCKET_BASIS, load_pocket
-from grace_opt.kernels._shared import dispatch, kept
+from grace_opt.kernels._shared import disk_cache, dispatch
 
 ROOT = Path(grace_opt.__file__).parent
 #: By the place that warns, as a file and a function: what lets it.
@@ -69,15 +69,15 @@ def a_plug_in_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     grace_opt.solve(np.eye(3), 1, "mies")  # here
 
 
-@of("kernels/_shared/kept.py:_say")
+@of("kernels/_shared/disk_cache.py:_say")
 def no_folder_for_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(kept, "_said", False)
-    monkeypatch.setattr(kept, "_Cache", refuse)
+    monkeypatch.setattr(disk_cache, "_said", False)
+    monkeypatch.setattr(disk_cache, "_Cache", refuse)
     loop = numba.njit(lambda n: n + 1)
-    loop._cache = kept.cache_of(few)
+    loop._cache = disk_cache.cache_of(few)
     loop(1)  # here
 
 
@@ -89,13 +89,13 @@ def a_kernel_that_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     grace_opt.solve(torch.eye(12).expand(2, 12, 12), 5, "mies")  # here
 
 
-@of("hf/bits/calibrate.py:calibrate_basis")
+@of("hf/bases/calibrate.py:basis")
 def a_basis_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.arange(3, 90).repeat(4)
-    calibrate_basis(pocket()[0], None, [ids[:200]], end_to_end=False)  # here
+    calibrate.basis(pocket()[0], None, [ids[:200]], end_to_end=False)  # here
 
 
-@of("hf/bits/at_hand.py:_warn_not_kept")
+@of("hf/bases/at_hand.py:_warn_not_kept")
 def a_basis_that_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(*_: Any) -> None:
         raise CalibrationError("a folder is a file.")
@@ -108,7 +108,7 @@ def a_basis_that_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         model.generate(**few(150))
 
 
-@of("hf/bits/block_bases.py:kept_in_block")
+@of("hf/bases/block_bases.py:kept_in_block")
 def weights_that_change_inside_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_pocket()[0]
     with attach(model, basis=POCKET_BASIS):
@@ -118,14 +118,14 @@ def weights_that_change_inside_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
         model.generate(**few(150))  # here
 
 
-@of("hf/layer.py:_announce_short")
+@of("hf/engine/layer.py:_announce_short")
 def a_prompt_too_short_for_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     model = pocket()[0]
     with attach(model, bits=2, basis=POCKET_BASIS):
         model.generate(**few(50))  # here
 
 
-@of("hf/layer.py:_announce_short")
+@of("hf/engine/layer.py:_announce_short")
 def a_prompt_too_short_in_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = pocket()
     pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
@@ -133,14 +133,14 @@ def a_prompt_too_short_in_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
         pipe("the quiet river", max_new_tokens=1)  # here
 
 
-@of("hf/layer.py:_announce_short")
+@of("hf/engine/layer.py:_announce_short")
 def a_prompt_too_short_within_other_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     model = pocket()[0]
     with attach(model, ratio=0.3):
         torch.no_grad()(functools.partial(model.generate, **few(20)))()  # here
 
 
-@of("hf/layer.py:_announce_short_rows")
+@of("hf/engine/layer.py:_announce_short_rows")
 def a_row_too_short_for_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     model = pocket()[0]
     given = few(150)
@@ -150,7 +150,7 @@ def a_row_too_short_for_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         model.generate(**{**given, "input_ids": given["input_ids"].repeat(2, 1), "attention_mask": mask})  # here
 
 
-@of("hf/attach.py:_pruned")
+@of("hf/engine/attach.py:_pruned")
 def a_cache_that_nothing_is_put_into(monkeypatch: pytest.MonkeyPatch) -> None:
     model = pocket()[0]
     plain = type(model).generate
@@ -159,25 +159,25 @@ def a_cache_that_nothing_is_put_into(monkeypatch: pytest.MonkeyPatch) -> None:
         model.generate(**few(50))  # here
 
 
-@of("hf/attach.py:_say_foreign")
+@of("hf/engine/attach.py:_say_foreign")
 def a_cache_of_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
     model = pocket()[0]
     with attach(model, ratio=0.3):
         model.generate(**few(50), past_key_values=DynamicCache(config=model.config))  # here
 
 
-@of("hf/attach.py:__del__")
+@of("hf/engine/attach.py:__del__")
 def a_block_that_is_never_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     forgotten = [attach(pocket()[0], ratio=0.3)]  # here
     forgotten.clear()
 
 
-@of("hf/bits/settings.py:check_bits")
+@of("hf/settings/bits.py:__post_init__")
 def more_bits_than_a_code_has(monkeypatch: pytest.MonkeyPatch) -> None:
     attach(pocket()[0], bits=16, basis=POCKET_BASIS).start().stop()  # here
 
 
-@of("hf/learned/call.py:learn_masks")
+@of("hf/tools/learned/call.py:learn_masks")
 def masks_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.arange(3, 90).repeat(2)
     learn_masks(pocket()[0], [ids], tokens=64, windows=2, queries=8, recent_window=4, time_limit=1e-9)  # here

@@ -6,7 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grace_opt import MaskProvider, OptionError, ProblemError, interaction_matrix, prune_count, salient_channels
+from grace_opt import MaskProvider
+from grace_opt.attention import interaction_matrix, prune_count, salient_channels
+from grace_opt.errors import OptionError, ProblemError
 from tests import oracle
 
 

@@ -1,10 +1,10 @@
 """Every way to a smaller cache at equal bytes: ``python -m bench.arena``.
 
 Each passage (`bench.passages`) is a prompt and 256 later tokens, which are fed in one forward pass on the compressed
-cache; next-token distributions are compared with those of the dense cache (`grace_opt.hf.evaluation`). Ours, caches of
-transformers, pruned channels, evicted tokens, and other papers' quantisers (`bench.arena.peers`) see the same prompts.
-Settings were chosen on half A of the passages; half B is reported. Some methods are also measured on long passages,
-asked for hidden words, and asked questions about a text.
+cache; next-token distributions are compared with those of the dense cache (`grace_opt.hf.tools.evaluation`). Ours,
+caches of transformers, pruned channels, evicted tokens, and other papers' quantisers (`bench.arena.peers`) see the same
+prompts. Settings were chosen on half A of the passages; half B is reported. Some methods are also measured on long
+passages, asked for hidden words, and asked questions about a text.
 
 Each cell (a method on a passage, hidden word or text) has its own record in ``--runs``. A stopped run goes on where it
 stopped; records of other texts, weights, settings or commits are not used, and none is if files differ from the commit.

@@ -25,10 +25,10 @@ from bench.bits_variants import varied
 from bench.caches import SINKS, WINDOW
 from bench.efficiency.methods import int4
 from grace_opt.errors import EvaluationError
-from grace_opt.hf import H2O, CalibratedBasis, CompressedCache, PyramidKV, Quantization, SnapKV
-from grace_opt.hf.evaluation import StoredBits, stated_bits, stored_bits
-from grace_opt.hf.eviction_names import eviction_to_dict
-from grace_opt.hf.filling import filled
+from grace_opt.hf import H2O, CalibratedBasis, CompressedCache, PyramidKV, Quantize, SnapKV
+from grace_opt.hf.evict.names import eviction_to_dict
+from grace_opt.hf.tools.evaluation import StoredBits, stated_bits, stored_bits
+from grace_opt.hf.tools.filling import filled
 
 #: So large that no later token is compressed.
 NEVER = 2**20
@@ -105,8 +105,8 @@ def ours_and_others() -> list[Contender]:
         _coded(f"bits-{bits:g}-plain", f'`bits={bits:g}`, one class, `basis="none"`', PLAIN, bits, "none", "class-1")
         for bits in ABLATED
     ]
-    four = Quantization(keys=4, values=4)
-    found.append(_cache("int4", "`Quantization(keys=4, values=4)`", "int4, grace_opt", "", ratio=0.0, quantize=four))
+    four = Quantize(4)
+    found.append(_cache("int4", "`Quantize(4)`", "int4, grace_opt", "", ratio=0.0, quantize=four))
     for method, source in (("think", "ThinK, arXiv 2407.21018"), ("grace", "GRACE, arXiv 2604.16983")):
         for ratio in (0.3, 0.5):
             for quantize, below in ((None, ""), (four, " + int4")):
@@ -261,5 +261,5 @@ def _check(what: str, original: Tensor, found: Tensor, tokens: int) -> None:
 
 def _text(**settings: Any) -> str:
     """Return settings as text for a record."""
-    plain = {n: s.to_dict() if isinstance(s, Quantization) else s for n, s in settings.items()}
+    plain = {n: s.to_dict() if isinstance(s, Quantize) else s for n, s in settings.items()}
     return json.dumps(plain, sort_keys=True)

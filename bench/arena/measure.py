@@ -22,7 +22,7 @@ from bench.passages import Case, Passage
 from bench.provenance import digest
 from bench.questions import Prompt as Question
 from bench.questions import answered, in_common
-from grace_opt.hf.evaluation import ask, compare_predictions, next_token_log_probs
+from grace_opt.hf.tools.evaluation import ask, compare_predictions, next_token_log_probs
 
 
 @dataclass

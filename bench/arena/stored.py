@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from grace_opt.hf import CalibratedBasis
-from grace_opt.hf.bits.classes import SINKS, WINDOW
+from grace_opt.hf.bases.classes import WINDOW
+from grace_opt.hf.settings.bits import SINKS
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from transformers.cache_utils import DynamicCache, QuantizedCache
 
 from grace_opt import ChannelMask, MaskProvider
 from grace_opt.attention.provider import PRESETS
-from grace_opt.hf import CompressedCache, Quantization
-from grace_opt.hf.report import storages
+from grace_opt.hf import CompressedCache, Quantize
+from grace_opt.hf.stores.counting import storages
 
 Mark = Any  #: Seconds, or a ``torch.cuda.Event``.
 
@@ -100,7 +100,7 @@ class Method:
     ours: bool = True
 
 
-def pruned(solver: str, quantize: Quantization | None = None) -> Callable[[PreTrainedModel, float, Clock], Made]:
+def pruned(solver: str, quantize: Quantize | None = None) -> Callable[[PreTrainedModel, float, Clock], Made]:
     """Makes our cache; local search protects the channels that GRACE protects."""
     protect = PRESETS["grace"][1] if solver == "local_search" else None
 
@@ -133,10 +133,8 @@ METHODS = {
     "think": Method("THINK", pruned("think"), ("#E69F00", "s")),
     "grace": Method("GRACE", pruned("grace"), ("#0072B2", "D")),
     "grace+local_search": Method("GRACE + local search", pruned("local_search"), ("#D55E00", "^")),
-    "grace+int4": Method("GRACE, K in 4 bits", pruned("grace", Quantization(keys=4)), ("#56B4E9", "v")),
-    "grace+int4-kv": Method(
-        "GRACE, K and V in 4 bits", pruned("grace", Quantization(keys=4, values=4)), ("#999999", "<")
-    ),
+    "grace+int4": Method("GRACE, K in 4 bits", pruned("grace", Quantize(keys=4)), ("#56B4E9", "v")),
+    "grace+int4-kv": Method("GRACE, K and V in 4 bits", pruned("grace", Quantize(4)), ("#999999", "<")),
     "int4": Method("QuantizedCache, K and V in 4 bits", int4, ("#009E73", "P"), prunes=False, ours=False),
     "kvpress": Method("kvpress ThinKPress", think_press, ("#CC79A7", "X"), ours=False),
 }

@@ -1,9 +1,9 @@
 """Table 3, Needle In A Haystack: is a sentence found again in a long text, by length, depth, KV size and method?
 
-A cell is one text with all caches. Without ``--set haystack=`` the text is the grammar of `grace_opt.hf.needle`, whose
-prompts end where the answer starts: this is what the pocket model knows. With it, passages of the user's texts (public
-domain, say) carry the needle, the question is asked in plain words, and the answer is scored against the needle, as in
-the paper. Source: GRACE (arXiv 2604.16983), Table 3; the test is Kamradt's (2023).
+A cell is one text with all caches. Without ``--set haystack=`` the text is the grammar of `grace_opt.hf.tools.needle`,
+whose prompts end where the answer starts: this is what the pocket model knows. With it, passages of the user's texts
+(public domain, say) carry the needle, the question is asked in plain words, and the answer is scored against the
+needle, as in the paper. Source: GRACE (arXiv 2604.16983), Table 3; the test is Kamradt's (2023).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.experiments.longbench.generate import DENSE, Setting, answer, check_c
 from bench.experiments.longbench.metrics import rouge_1
 from bench.experiments.registry import Experiment, Settings
 from grace_opt.errors import GraceError, OptionError
-from grace_opt.hf.needle import CITIES, make_prompt, random_answer
+from grace_opt.hf.tools.needle import CITIES, make_prompt, random_answer
 from grace_opt.sweep import Plot, Table
 
 FULL = "full"

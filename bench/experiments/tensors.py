@@ -7,7 +7,7 @@ When: an experiment measures what pruning does to attention itself, without deco
 - ``smollm2-135m``, and ``canterbury`` as `texts`: weights and books that are fetched (`bench.material`).
 
 Models and the latest text are kept in memory, so that cells of one text run the model once.
-Built on `grace_opt.hf.recording`.
+Built on `grace_opt.hf.models.recording`.
 """
 
 from __future__ import annotations

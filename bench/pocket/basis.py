@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from bench.pocket.corpus import Documents
-from grace_opt.hf import CalibratedBasis, calibrate_basis
+from grace_opt.hf import CalibratedBasis, calibrate
 from grace_opt.hf.models import POCKET_BASIS, load_pocket
 
 #: Number and length of the documents, their largest share of filler, and the stream that they come from.
@@ -25,7 +25,7 @@ def calibrated() -> CalibratedBasis:
     model, tokenizer = load_pocket()
     documents = Documents(tokenizer.backend_tokenizer, SEED)
     texts = [torch.tensor(documents.document(TOKENS, MOST_FILLER)[0]) for _ in range(TEXTS)]
-    return calibrate_basis(model, tokenizer, texts)
+    return calibrate.basis(model, tokenizer, texts)
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
 """Training documents for the pocket model: facts, filler and dense recall targets, in the grammar of
-`grace_opt.hf.needle`.
+`grace_opt.hf.tools.needle`.
 
 Most sentences of a document state a city's password or state it again later; each repetition is a recall target of two
 tokens. Dense targets make retrieval appear within minutes; a needle prompt has a single one.
@@ -12,7 +12,7 @@ import random
 import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from grace_opt.hf import needle
+from grace_opt.hf.tools import needle
 
 PAD = "<pad>"
 

@@ -18,7 +18,7 @@ from rich.progress import track
 
 from bench.provenance import caption, provenance, write_json
 from grace_opt.hf.models import POCKET_FOLDER, load_model
-from grace_opt.hf.needle import make_prompt
+from grace_opt.hf.tools.needle import make_prompt
 
 LENGTHS, DEPTHS, SEEDS = (256, 512, 768, 1024), (0.0, 0.25, 0.5, 0.75, 1.0), 10
 #: Training documents are drawn from other random streams; prompts of this form with these seeds were never seen.
@@ -29,7 +29,7 @@ CARD = """# The pocket model of grace_opt
 A Llama-architecture language model of {parameters:,} parameters ({layers} layers, hidden size {hidden}, {heads} query
 heads and {kv} KV heads of width {width}, RoPE, tied embeddings, context {context}), small enough to ship and trained to
 retrieve, so that demos and tests run on trained keys without a network. It knows nothing but the closed English-like
-grammar of `grace_opt.hf.needle`, {vocabulary} words.
+grammar of `grace_opt.hf.tools.needle`, {vocabulary} words.
 
 **Intended use**: demonstrating and testing key-cache pruning. **Not** for language, facts, or conclusions about large
 models: what is seen on a model this small does not carry over (use `make demo MODEL=...` for a real one).

@@ -4,7 +4,7 @@ A case has a context, which a cache is made of, and a question with the beginnin
 context is as long as fits: with the question and the tokens to generate, at most the given number of tokens.
 
 Two things differ from RULER, whose data is fetched from elsewhere: essays are the texts of `bench.material`, and words
-are those of `grace_opt.hf.needle`. Questions about documents (SQuAD, HotpotQA) cannot be made here.
+are those of `grace_opt.hf.tools.needle`. Questions about documents (SQuAD, HotpotQA) cannot be made here.
 
 Source: RULER (Hsieh et al., arXiv 2404.06654), sections 3.1 to 3.3 and A; its prompts, as a score depends on them.
 """
@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from grace_opt.hf import needle
+from grace_opt.hf.tools import needle
 
 #: Tokens that are generated, as RULER does.
 NEEDLE_TOKENS, TRACKING_TOKENS, COMMON_TOKENS, FREQUENT_TOKENS = 128, 30, 120, 50

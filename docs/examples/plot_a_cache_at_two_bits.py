@@ -10,10 +10,10 @@ program is what you need for yours, the numbers are not.
 import matplotlib.pyplot as plt
 from transformers import DynamicCache
 
-from grace_opt.hf import CompressedCache, Quantization, attach, attention_implementation
-from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs, stored_bits
+from grace_opt.hf import CompressedCache, Quantize, attach, attention_implementation
 from grace_opt.hf.models import load_pocket
-from grace_opt.hf.needle import make_prompt
+from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs, stored_bits
+from grace_opt.hf.tools.needle import make_prompt
 
 model, tokenizer = load_pocket()
 task = make_prompt(1000, depth=0.3, count=lambda text: len(tokenizer(text).input_ids), seed=1)
@@ -43,7 +43,7 @@ def predictions(cache):
 
 
 settings = {f"bits={bits:g}": {"bits": bits} for bits in (1, 1.5, 2, 2.25, 3, 4)}
-settings["int4"] = {"quantize": Quantization(keys=4, values=4)}
+settings["int4"] = {"quantize": Quantize(4)}
 settings["GRACE, ratio=0.3"] = {"method": "grace", "ratio": 0.3}
 found = {}
 with attention_implementation(model, "grace_sdpa"):

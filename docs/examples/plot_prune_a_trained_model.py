@@ -11,9 +11,9 @@ import matplotlib.pyplot as plt
 
 from grace_opt.cli.figures import draw_demo
 from grace_opt.hf import CompressedCache, attention_implementation
-from grace_opt.hf.demo import run_demo
 from grace_opt.hf.models import load_pocket
-from grace_opt.hf.needle import make_prompt
+from grace_opt.hf.tools.demo import run_demo
+from grace_opt.hf.tools.needle import make_prompt
 
 model, tokenizer = load_pocket()
 prompt = make_prompt(1000, depth=0.3, count=lambda text: len(tokenizer(text).input_ids), seed=1)

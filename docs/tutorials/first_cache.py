@@ -11,7 +11,7 @@ that ships with grace_opt.
 """
 
 from grace_opt.hf.models import load_pocket
-from grace_opt.hf.needle import make_prompt
+from grace_opt.hf.tools.needle import make_prompt
 
 model, tokenizer = load_pocket()
 task = make_prompt(800, depth=0.5, count=lambda text: len(tokenizer(text).input_ids), seed=2)
@@ -62,7 +62,7 @@ print(attached.cache.memory_report())
 from transformers import DynamicCache
 
 from grace_opt.hf import CompressedCache, attention_implementation
-from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
+from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs
 
 read, later = inputs.input_ids[:, :700], inputs.input_ids[:, 700:]
 
@@ -88,6 +88,6 @@ with attention_implementation(model, "grace_sdpa"):
 # ---------------------
 #
 # - :doc:`Which setting should I use? </howto/choose_a_setting>` says what each costs on a real model.
-# - :doc:`Prune a key cache </howto/prune_a_cache>`: pipelines, chat with several turns, chunked prompts, saving.
+# - :doc:`Make a cache smaller </howto/prune_a_cache>`: pipelines, chat with several turns, chunked prompts, saving.
 # - :doc:`Give every channel its bits </howto/bits>`: a budget in bytes, keys and values apart, how it works.
 # - :doc:`Combine it </howto/compose>` with dropping tokens (SnapKV, H2O, StreamingLLM) or other quantisation.

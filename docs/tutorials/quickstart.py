@@ -56,7 +56,7 @@ print(grace_opt.compare(W, k=10, methods=["random", "think", "mies", "local_sear
 better = grace_opt.solve(W, k=10, method="local_search", start="think")
 try:
     grace_opt.solve(W, k=10, method="local_search", begin="think")
-except grace_opt.OptionError as error:
+except grace_opt.errors.OptionError as error:
     print(error)
 
 # %%
@@ -108,8 +108,8 @@ print(grace_opt.solve(batch, k=[1, 2, 3], protected=[0]).mask.int())
 
 queries = torch.randn(4, 32, 16)  # query heads, observed positions, channels
 keys = torch.randn(2, 100, 16)  # KV heads, cached positions, channels: two query heads read each
-W = grace_opt.interaction_matrix(queries, keys)
-print(grace_opt.solve(W, grace_opt.prune_count(0.6, 16)).mask.shape)
+W = grace_opt.attention.interaction_matrix(queries, keys)
+print(grace_opt.solve(W, grace_opt.attention.prune_count(0.6, 16)).mask.shape)
 
 # %%
 # Where to go from here

@@ -120,12 +120,12 @@ def to_array(value: Any, name: str, wanted: str = "") -> np.ndarray[Any, Any]:
         if name == "W" and isinstance(value, str | os.PathLike):
             hint = f"; to read a file: from grace_opt import instances, then instances.read({os.fspath(value)!r}).W"
         raise ProblemError(f"{name} is a {type(value).__name__}: give {wanted or 'an array of numbers'}{hint}.")
-    parts = list(_parts(value)) if isinstance(value, list | tuple) else [value]
-    if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+    entries = list(_entries(value)) if isinstance(value, list | tuple) else [value]
+    if any(isinstance(entry, np.ma.MaskedArray) for entry in entries):
         vertices = ", and name vertices that must not be chosen in protected=" if name == "W" else ""
         instead = f"give {wanted}" if wanted else f"write {name}.filled(value) with the number meant{vertices}"
         raise ProblemError(f"{name} is a masked array, and its mask would be lost: {instead}.")
-    if len({_is_bool(part) for part in parts}) > 1:
+    if len({_is_bool(entry) for entry in entries}) > 1:
         raise ProblemError(f"{name} mixes bools and numbers: give {wanted or 'only numbers'}.")
     try:
         array = np.asarray(value)
@@ -133,32 +133,32 @@ def to_array(value: Any, name: str, wanted: str = "") -> np.ndarray[Any, Any]:
         what = "a ragged sequence" if "inhomogeneous" in str(error) else "nothing that numpy makes an array of"
         raise ProblemError(f"{name} is {what}: give {wanted or 'a rectangular array'} ({error}).") from None
     if array.dtype == object:  # integers beyond 64 bits, perhaps
-        beyond = (int(p) for p in parts if isinstance(p, int) and abs(int(p)) > MAX_EXACT_INTEGER)
+        beyond = (int(p) for p in entries if isinstance(p, int) and abs(int(p)) > MAX_EXACT_INTEGER)
         if (most := next(beyond, None)) is not None:
             raise too_large_error(name, most, wanted)
     if array.ndim == 0 and array.dtype == object and array is not value:  # an iterator or a set
         raise ProblemError(f"{name} is a {type(value).__name__}: give {wanted or 'an array of numbers'}.")
-    if array.dtype.kind == "f" and len(parts) > 1:  # numpy rounds large integers in a list with fractions
-        large = (p for p in parts if isinstance(p, numbers.Integral) and abs(int(p)) > MAX_EXACT_INTEGER)
+    if array.dtype.kind == "f" and len(entries) > 1:  # numpy rounds large integers in a list with fractions
+        large = (p for p in entries if isinstance(p, numbers.Integral) and abs(int(p)) > MAX_EXACT_INTEGER)
         if (worst := next(large, None)) is not None:
             raise too_large_error(name, int(worst), wanted)
     return array
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def _entries(value: Any) -> Iterator[Any]:
     """Yield the entries of nested lists and tuples."""
-    for part in value:
-        if isinstance(part, list | tuple):
-            yield from _parts(part)
+    for entry in value:
+        if isinstance(entry, list | tuple):
+            yield from _entries(entry)
         else:
-            yield part
+            yield entry
 
 
-def _is_bool(part: Any) -> bool:
+def _is_bool(entry: Any) -> bool:
     """Return whether it is a bool, or an array of bools."""
-    if isinstance(part, bool | float | int):
-        return isinstance(part, bool)
-    return getattr(part, "dtype", None) in (np.bool_, torch.bool)
+    if isinstance(entry, bool | float | int):
+        return isinstance(entry, bool)
+    return getattr(entry, "dtype", None) in (np.bool_, torch.bool)
 
 
 def _from_numpy(array: np.ndarray[Any, Any], name: str, wanted: str) -> Tensor:

@@ -46,28 +46,28 @@ class _Looks(threading.local):
     """What a thread has seen of its own waits."""
 
     def __init__(self) -> None:
-        self.next, self.ran, self.waited, self.found = -math.inf, 0.0, 0.0, False
+        self.next, self.ran, self.waited, self.scarce = -math.inf, 0.0, 0.0, False
 
     def look(self) -> bool:
         """Return whether this thread has waited too long, as found lately."""
         now = time.monotonic()
         if now < self.next:
-            return self.found
+            return self.scarce
         self.next = now + LOOK_AFTER
         try:
             ran, waited = (int(number) / 1e9 for number in OF_THIS_THREAD.read_bytes().split()[:2])
         except (OSError, ValueError):  # not Linux, or a kernel that does not count: nothing is known
             self.next = math.inf
-            return self.found
+            return self.scarce
         if ran < self.ran:  # a forked process counts from the start
             self.ran = self.waited = 0.0
         wanted = ran - self.ran + waited - self.waited
         if wanted >= SECONDS_WANTED:
-            self.found = waited - self.waited > SCARCE_FROM * wanted
+            self.scarce = waited - self.waited > SCARCE_FROM * wanted
             self.ran, self.waited = ran, waited
-        if self.found:
+        if self.scarce:
             self.next = now + LOOK_AGAIN_AFTER
-        return self.found
+        return self.scarce
 
 
 _of_thread = _Looks()

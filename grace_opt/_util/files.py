@@ -276,17 +276,17 @@ def _target(path: str | os.PathLike[str]) -> tuple[Path, int | None]:
         raise OSError(errno.EINVAL, "there is a null character in the name")
     target = Path(os.path.realpath(text))
     try:
-        found = os.stat(text)
+        status = os.stat(text)
     except FileNotFoundError:
         if not target.parent.is_dir():
             hint = "; ~ is not expanded here, write Path(...).expanduser()" if text.startswith("~") else ""
             raise OSError(errno.ENOENT, f"there is no folder {target.parent}{hint}") from None
         return target, None
-    if not stat.S_ISREG(found.st_mode) or is_stream(text):
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a device, a pipe or the like"
+    if not stat.S_ISREG(status.st_mode) or is_stream(text):
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a device, a pipe or the like"
         raise OSError(errno.EINVAL, f"it is {kind}, which a file cannot replace; give the name of a file")
     os.close(os.open(target, os.O_WRONLY))  # raises if it may not be written
-    return target, stat.S_IMODE(found.st_mode)
+    return target, stat.S_IMODE(status.st_mode)
 
 
 def _create(name: Path) -> int:

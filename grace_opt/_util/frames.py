@@ -48,13 +48,13 @@ def from_frame(frame: Any, name: str = "W") -> tuple[npt.NDArray[Any], Labels]:
         )
     for labels, kind in ((columns, "column"), (rows, "row")):
         check_names(labels, f"{name} is a DataFrame whose ", kind)
-    for at, (row, column) in enumerate(zip(rows, columns, strict=True)):
+    for i, (row, column) in enumerate(zip(rows, columns, strict=True)):
         if row != column:
             same = set(rows) == set(columns)
             order = f"{name}.loc[{name}.columns]"
             advice = order if same else f"{name}.set_axis({name}.columns, axis=0) if the order of the rows is that"
             raise ProblemError(
-                f"{name} is a DataFrame whose row {at} is called {row!r} and column {at} {column!r}: rows and columns "
+                f"{name} is a DataFrame whose row {i} is called {row!r} and column {i} {column!r}: rows and columns "
                 f"must have the same labels in the same order. Write {advice}."
             )
     values = np.asarray(frame)
@@ -87,19 +87,19 @@ def check_names(names: Sequence[Any], whose: str, kind: str, first: int = 0) -> 
     grace_opt.errors.ProblemError: labels: vertex 0 and vertex 2 are both called 'a': give every vertex its own label.
     """
     seen: dict[Any, int] = {}
-    for at, label in enumerate(names, first):
+    for i, label in enumerate(names, first):
         try:
-            before = seen.setdefault(label, at)
+            before = seen.setdefault(label, i)
         except TypeError:
             raise ProblemError(
-                f"{whose}{kind} {at} is called {shown(label)}, a {type(label).__name__}: give texts, numbers, or "
+                f"{whose}{kind} {i} is called {shown(label)}, a {type(label).__name__}: give texts, numbers, or "
                 "tuples of them."
             ) from None
         if _is_missing(label):
-            raise ProblemError(f"{whose}{kind} {at} is called {label!r}: give every vertex a label.")
-        if before != at:
+            raise ProblemError(f"{whose}{kind} {i} is called {label!r}: give every vertex a label.")
+        if before != i:
             raise ProblemError(
-                f"{whose}{kind} {before} and {kind} {at} are both called {label!r}: give every vertex its own label."
+                f"{whose}{kind} {before} and {kind} {i} are both called {label!r}: give every vertex its own label."
             )
 
 
@@ -109,10 +109,12 @@ def _from_objects(frame: Any, values: npt.NDArray[Any], labels: Labels, name: st
         cell = values[i, j]
         if isinstance(cell, numbers.Real) and not isinstance(cell, bool | np.bool_) and not _is_missing(cell):
             continue
-        at = f"{name}.loc[{labels[i]!r}, {labels[j]!r}] is {shown(cell)}"
+        place = f"{name}.loc[{labels[i]!r}, {labels[j]!r}] is {shown(cell)}"
         if _is_missing(cell):
-            raise ProblemError(f"{at}: every weight must be a number. Write {name}.fillna(value) with the one meant.")
-        raise ProblemError(f"{at}, a {type(cell).__name__}: give numbers, for instance {name}.astype(float).")
+            raise ProblemError(
+                f"{place}: every weight must be a number. Write {name}.fillna(value) with the one meant."
+            )
+        raise ProblemError(f"{place}, a {type(cell).__name__}: give numbers, for instance {name}.astype(float).")
     kinds = [getattr(dtype, "numpy_dtype", dtype) for dtype in frame.dtypes.tolist()]
     for label, kind in zip(labels, kinds, strict=True):
         if getattr(kind, "kind", "O") not in "iuf":

@@ -46,11 +46,11 @@ def k_per_instance(k: Any, batch: tuple[int, ...], n: int, device: torch.device)
 
 def check_enough_candidates(k: Tensor, candidates: Tensor, n: int) -> None:
     """Raise unless every instance has k unprotected vertices."""
-    room = count_true(candidates)
-    if bool((short := k > room).any()):
-        at = short.nonzero()[0].tolist()
-        have, want = int(room[tuple(at)]), int(k[tuple(at)])
-        where = f" in instance {at}" if at else ""
+    free = count_true(candidates)
+    if bool((short := k > free).any()):
+        instance = short.nonzero()[0].tolist()
+        have, want = int(free[tuple(instance)]), int(k[tuple(instance)])
+        where = f" in instance {instance}" if instance else ""
         raise ProblemError(
             f"k = {want}{where}, but only {have} of {n} vertices are unprotected: "
             f"lower k, or protect fewer than {n - want + 1}."

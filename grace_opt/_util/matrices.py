@@ -64,7 +64,7 @@ def checked_labels(labels: Any, n: int) -> Labels:
     return tuple(listed)
 
 
-def place_of(at: Sequence[int], labels: Sequence[Any] | None) -> str:
+def place_of(index: Sequence[int], labels: Sequence[Any] | None) -> str:
     """Return how a message calls an entry of W, also by the names of its vertices.
 
     Examples
@@ -72,8 +72,8 @@ def place_of(at: Sequence[int], labels: Sequence[Any] | None) -> str:
     >>> place_of([1, 0], None), place_of([3, 1, 0], ["a", "b"])
     ('W[1, 0]', "W[3, 1, 0] (row 'b', column 'a')")
     """
-    names = "" if labels is None else f" (row {labels[at[-2]]!r}, column {labels[at[-1]]!r})"
-    return f"W{list(at)}{names}"
+    names = "" if labels is None else f" (row {labels[index[-2]]!r}, column {labels[index[-1]]!r})"
+    return f"W{list(index)}{names}"
 
 
 def symmetry_rtol(eps: float) -> float:
@@ -88,10 +88,10 @@ def symmetry_rtol(eps: float) -> float:
 
 
 def asymmetric(
-    at: Sequence[int], difference: float, eps: float, sizes: tuple[float, float, float], labels: Sequence[Any] | None
+    index: Sequence[int], difference: float, eps: float, sizes: tuple[float, float, float], labels: Sequence[Any] | None
 ) -> ProblemError:
     """Return the error for two entries of W that should be equal; `sizes` are the roots of both, and the largest."""
-    *batch, i, j = at
+    *batch, i, j = index
     names = "" if labels is None else f" ({labels[i]!r} and {labels[j]!r})"
     limit = "0, as these are integers"
     if eps:
@@ -133,31 +133,31 @@ def from_condensed(distances: Tensor) -> Tensor:
     return W
 
 
-def _from_list(given: Sequence[Any]) -> tuple[npt.NDArray[Any], Labels]:
+def _from_list(matrices: Sequence[Any]) -> tuple[npt.NDArray[Any], Labels]:
     """Return a batch of DataFrames or graphs, which must have the same names in the same order."""
     made = []
-    for at, one in enumerate(given):
+    for b, one in enumerate(matrices):
         if not (is_frame(one) or _is_graph(one)):
             raise ProblemError(
-                f"W is a list in which some have labels, and W[{at}], a {type(one).__name__}, has none: give all with "
+                f"W is a list in which some have labels, and W[{b}], a {type(one).__name__}, has none: give all with "
                 "labels, or all as arrays, frame.to_numpy()."
             )
-        made.append(from_frame(one, f"W[{at}]") if is_frame(one) else _from_graph(one))
+        made.append(from_frame(one, f"W[{b}]") if is_frame(one) else _from_graph(one))
     names = made[0][1]
-    for at, (_, others) in enumerate(made):
+    for b, (_, others) in enumerate(made):
         if len(others) != len(names):
             raise ProblemError(
-                f"W[0] has {len(names)} vertices and W[{at}] has {len(others)}: a batch is of one size. Solve them one "
+                f"W[0] has {len(names)} vertices and W[{b}] has {len(others)}: a batch is of one size. Solve them one "
                 "by one."
             )
         for place, (name, other) in enumerate(zip(names, others, strict=True)):
             if name != other:
-                order = f"W[{at}].loc[W[0].columns, W[0].columns]"
+                order = f"W[{b}].loc[W[0].columns, W[0].columns]"
                 advice = (
-                    f"Write {order}" if set(names) == set(others) and is_frame(given[at]) else "Solve them one by one"
+                    f"Write {order}" if set(names) == set(others) and is_frame(matrices[b]) else "Solve them one by one"
                 )
                 raise ProblemError(
-                    f"vertex {place} is called {name!r} in W[0] and {other!r} in W[{at}]: a batch has the same labels "
+                    f"vertex {place} is called {name!r} in W[0] and {other!r} in W[{b}]: a batch has the same labels "
                     f"in the same order. {advice}."
                 )
     refuse_beyond_memory("W", (len(made), len(names), len(names)), 8)
@@ -168,9 +168,9 @@ def _is_graph(value: Any) -> bool:
     return hasattr(value, "adjacency") and hasattr(value, "nodes")
 
 
-def lost_half_error(at: Sequence[int], total: float) -> ProblemError:
+def lost_half_error(index: Sequence[int], total: float) -> ProblemError:
     """Return the error for two entries whose mean is no float64."""
-    *batch, i, j = at
+    *batch, i, j = index
     there, back = (", ".join(map(str, (*batch, *pair))) for pair in ((i, j), (j, i)))
     return ProblemError(f"W[{there}] + W[{back}] = {total!r} is too small to be halved: scale W up.")
 
@@ -191,7 +191,7 @@ def _from_graph(graph: Any) -> tuple[Any, Labels]:
         entries += [(place[a], place[b], weight / 2), (place[b], place[a], weight / 2)]
     from scipy.sparse import coo_array
 
-    row, column, weights = (np.array(part) for part in zip(*entries, strict=True)) if entries else ([], [], [])
+    row, column, weights = (np.array(column) for column in zip(*entries, strict=True)) if entries else ([], [], [])
     return coo_array((weights, (row, column)), shape=(len(labels), len(labels)), dtype=np.float64), labels
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from ..errors import OptionError
+from ..errors import MovedNameError, OptionError
 
 
 def refuse_moved(module: str, names: Mapping[str, str]) -> Callable[[str], NoReturn]:
@@ -22,12 +23,15 @@ def refuse_moved(module: str, names: Mapping[str, str]) -> Callable[[str], NoRet
     --------
     >>> refuse_moved("grace_opt", {"FactoredWeights": "grace_opt.FactoredWeights"})("FactoredWeights")
     Traceback (most recent call last):
-    grace_opt.errors.OptionError: grace_opt.FactoredWeights has another name now: write grace_opt.FactoredWeights.
+    grace_opt.errors.MovedNameError: grace_opt.FactoredWeights has another name now: write grace_opt.FactoredWeights.
     """
 
     def attribute(name: str) -> NoReturn:
-        if name in names:  # no AttributeError, of which `from module import name` would not show the words
-            raise OptionError(f"{module}.{name} has another name now: write {names[name]}.")
+        if name in names:
+            says = f"{module}.{name} has another name now: write {names[name]}."
+            if sys._getframe(1).f_code.co_name == "_handle_fromlist":
+                raise OptionError(says)  # `from module import name` would not show the words of an AttributeError
+            raise MovedNameError(says)
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return attribute

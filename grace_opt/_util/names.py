@@ -26,7 +26,7 @@ def nearest_name(name: Any, known: Iterable[str], similarity: float = 0.6) -> st
     >>> nearest_name("Drop-Greedy", ["mies", "drop_greedy"]), nearest_name("x", ["mies"])
     ('drop_greedy', None)
     """
-    lower = {each.lower(): each for each in known}
+    lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(str(name).lower(), lower, 1, similarity)
     return lower[near[0]] if near else None
 
@@ -51,7 +51,11 @@ def arguments_of(call: Callable[..., Any]) -> tuple[str, ...]:
     >>> arguments_of(nearest_name)
     ('name', 'known', 'similarity')
     """
-    return tuple(name for name, each in inspect.signature(call).parameters.items() if each.kind is not each.VAR_KEYWORD)
+    return tuple(
+        name
+        for name, parameter in inspect.signature(call).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    )
 
 
 def refuse_unknown(

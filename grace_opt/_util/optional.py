@@ -63,5 +63,5 @@ def pip_install(extra: str = "") -> str:
     """
     wanted = f"[{extra}]" if extra else ""
     what = f'".{wanted}"' if extra else "."
-    found = f"pip install {what} in the checkout of grace_opt"
-    return found if PROJECT_FILE.is_file() else f'{found}, or pip install "FILE.whl{wanted}" if it came as a wheel'
+    command = f"pip install {what} in the checkout of grace_opt"
+    return command if PROJECT_FILE.is_file() else f'{command}, or pip install "FILE.whl{wanted}" if it came as a wheel'

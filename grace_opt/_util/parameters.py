@@ -78,15 +78,15 @@ def integer(
     """
     if value is None and optional:
         return None
-    given = plain(value)
+    bare = plain(value)
     try:
-        found = None if isinstance(given, bool) or getattr(given, "shape", ()) != () else operator.index(given)
+        whole = None if isinstance(bare, bool) or getattr(bare, "shape", ()) != () else operator.index(bare)
     except (TypeError, RuntimeError):  # a tensor without data raises RuntimeError
-        found = None
-    if found is None or not _within(found, at_least, None, at_most, None):
+        whole = None
+    if whole is None or not _within(whole, at_least, None, at_most, None):
         wanted = "an integer" + _range(at_least, None, at_most, None)
         raise error(_message(name, value, wanted, optional, hint))
-    return found
+    return whole
 
 
 @overload
@@ -152,18 +152,18 @@ def number(
     """
     if value is None and optional:
         return None
-    given = plain(value)
-    found = math.nan
-    if isinstance(given, numbers.Real) and not isinstance(given, bool):
+    bare = plain(value)
+    real = math.nan
+    if isinstance(bare, numbers.Real) and not isinstance(bare, bool):
         try:
-            found = float(given)
+            real = float(bare)
         except OverflowError:  # an integer beyond all floats
-            found = math.nan
-    if math.isnan(found) or (math.isinf(found) and not infinite) or not _within(found, at_least, above, at_most, below):
+            real = math.nan
+    if math.isnan(real) or (math.isinf(real) and not infinite) or not _within(real, at_least, above, at_most, below):
         kind = "a number" if infinite or at_most is not None or below is not None else "a finite number"
         wanted = kind + _range(at_least, above, at_most, below)
         raise error(_message(name, value, wanted, optional, hint))
-    return found
+    return real
 
 
 def flag(name: str, value: Any, *, error: type[GraceError] = OptionError) -> bool:
@@ -175,10 +175,10 @@ def flag(name: str, value: Any, *, error: type[GraceError] = OptionError) -> boo
     Traceback (most recent call last):
     grace_opt.errors.OptionError: path=1: give True or False.
     """
-    given = plain(value)
-    if not isinstance(given, bool):
+    bare = plain(value)
+    if not isinstance(bare, bool):
         raise error(_message(name, value, "True or False", False, ""))
-    return given
+    return bare
 
 
 def choice(name: str, value: Any, allowed: Iterable[str], *, error: type[GraceError] = OptionError) -> str:

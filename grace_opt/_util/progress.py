@@ -93,10 +93,10 @@ class TimeLeft:
         """
         if len(self._seen) < 2:
             return ""
-        (first, began), (done, at) = self._seen
+        (first, began), (done, now) = self._seen
         if done - first < min(self._total / 20, 1):  # what comes first often takes longer
             return ""
-        left = (at - began) / (done - first) * (self._total - done) - (seconds() - at)
+        left = (now - began) / (done - first) * (self._total - done) - (seconds() - now)
         return f", about {_in_words(max(left, 0.0))} left"
 
 

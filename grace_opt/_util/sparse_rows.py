@@ -50,9 +50,9 @@ def by_rows(W: Any, name: str = "W") -> Any:
         W = type(W)((W.data[:used], W.indices[:used], W.indptr), shape=W.shape)
         if W.format == "csr" and W.has_canonical_format:
             return csr_array(W)
-    given = W.tocoo()
-    ends = given.coords if hasattr(given, "coords") else (given.row, given.col)
-    return _added_up(given.data, ends, W.shape, name)
+    entries = W.tocoo()
+    ends = entries.coords if hasattr(entries, "coords") else (entries.row, entries.col)
+    return _added_up(entries.data, ends, W.shape, name)
 
 
 def from_torch(W: Tensor) -> Any:
@@ -81,13 +81,13 @@ def filled(W: Tensor, name: str = "W") -> npt.NDArray[Any]:
     """
     indices, data = _entries(W)
     lead, width = W.shape[: len(indices)], math.prod(W.shape[len(indices) :])
-    if not all(_within(each, count) for each, count in zip(indices, lead, strict=True)):
+    if not all(_within(index, count) for index, count in zip(indices, lead, strict=True)):
         raise ProblemError(f"{name} is a damaged sparse tensor: its indices point outside its shape {tuple(W.shape)}.")
-    at = np.zeros(len(data), np.int64)
-    for each, count in zip(indices, lead, strict=True):
-        at = at * count + each
-    at = (at[:, None] * width + np.arange(width)).ravel()
-    made = _added_up(data.reshape(-1), (np.zeros_like(at), at), (1, max(W.numel(), 1)), name)
+    places = np.zeros(len(data), np.int64)
+    for index, count in zip(indices, lead, strict=True):
+        places = places * count + index
+    places = (places[:, None] * width + np.arange(width)).ravel()
+    made = _added_up(data.reshape(-1), (np.zeros_like(places), places), (1, max(W.numel(), 1)), name)
     return np.asarray(made.toarray()).ravel()[: W.numel()].reshape(W.shape)
 
 
@@ -142,8 +142,8 @@ def _added_integers(data: npt.NDArray[Any], ends: Any, shape: tuple[int, int], n
     made = _added((data >> np.asarray(LOW_BITS, data.dtype)).astype(np.int64), ends, shape)
     high = made.data + (low.data >> LOW_BITS)
     rest = low.data & (2**LOW_BITS - 1)
-    for at in (high.argmax(), high.argmin()):
-        if abs(worst := int(high[at]) * 2**LOW_BITS + int(rest[at])) > MAX_EXACT_INTEGER:
+    for place in (high.argmax(), high.argmin()):
+        if abs(worst := int(high[place]) * 2**LOW_BITS + int(rest[place])) > MAX_EXACT_INTEGER:
             raise too_large_error(name, worst)
     made.data = high * 2**LOW_BITS + rest
     refuse_too_large(made.data, name)
@@ -161,7 +161,9 @@ def _check_indices(W: Any, name: str) -> None:
     """Refuse index arrays that point elsewhere than into W: scipy trusts them, and so do compiled loops."""
     if W.format == "coo":
         row, column = W.coords if hasattr(W, "coords") else (W.row, W.col)
-        sound = len(row) == len(column) == len(W.data) and all(_within(each, W.shape[0]) for each in (row, column))
+        sound = len(row) == len(column) == len(W.data) and all(
+            _within(indices, W.shape[0]) for indices in (row, column)
+        )
     elif W.format in ("csr", "csc", "bsr"):
         high, wide = W.data.shape[1:] or (1, 1)
         starts, steps = W.indptr, np.diff(W.indptr)

@@ -148,10 +148,10 @@ class FittingTable(Table):
         for first, *rest in zip(*(column.cells for column in self.columns), strict=True):
             if isinstance(first, Text) and first:
                 yield Text.assemble((f"{names[0]} ", "dim"), first, overflow="fold")
-            told = zip(names[1:], rest, strict=True)
+            cells = zip(names[1:], rest, strict=True)
             pairs = [
                 Text.assemble((f"{name}: ", "dim"), Text(", ").join(cell.split("\n")), overflow="fold")
-                for name, cell in told
+                for name, cell in cells
                 if isinstance(cell, Text) and cell
             ]
             yield Padding(Columns(pairs, padding=(0, 2)), (0, 0, 0, 2))

@@ -129,9 +129,9 @@ def _named_mask(value: Any, name: str, place: dict[Any, int]) -> np.ndarray[Any,
         return np.array(nodes, dtype=bool)
     labels = list(place)
     for node, is_bool in zip(nodes, bools, strict=True):
-        at = _position(node, place)
+        vertex = _position(node, place)
         # True equals 1 and would find node 1, but does not name it; nor does 1 name a node called True.
-        if at is None or is_bool != isinstance(labels[at], bool | np.bool_):
+        if vertex is None or is_bool != isinstance(labels[vertex], bool | np.bool_):
             few = ", ".join(map(repr, labels[:5])) + (", …" if len(labels) > 5 else "")
             raise ProblemError(f"{name} names {node!r}, which is not a node or label of W; there are {few}.")
     _check_distinct(nodes, name, len(place))

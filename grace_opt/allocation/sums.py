@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..kernels.objective.reference import is_doubtful, rounded_sum
+from ..kernels.solve.objective.reference import is_doubtful, rounded_sum
 
 EPS = torch.finfo(torch.float64).eps
 

@@ -33,7 +33,7 @@ DEFAULT_RATIO = 0.3
 
 
 class MaskProvider:
-    """Chooses which key channels to prune, one KV head at a time.
+    """Choose which key channels to prune, one KV head at a time.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ProblemError
-from ..kernels.greedy import greedy_order
+from ..kernels.solve.greedy import greedy_order
 
 #: Least share of a query's attention that is left by assumption: what it sees beside that may be rounding.
 LEAST_LEFT = 1e-6

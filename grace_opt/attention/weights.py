@@ -18,7 +18,7 @@ from .._util.array_like import as_tensor
 from .._util.arrays import backend_of, to_float_tensor, working_dtype
 from .._util.parameters import integer, number
 from ..errors import OptionError, ProblemError
-from ..kernels.interaction import interaction_matrix as kernel
+from ..kernels.solve.interaction import interaction_matrix as kernel
 
 #: Our bounds [a, b] on the protected proportion; the paper states none.
 PROTECT_LOW, PROTECT_HIGH = 0.05, 0.15

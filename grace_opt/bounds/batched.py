@@ -29,7 +29,6 @@ from ..parallel import map_in_threads
 from ..problem import Problem
 from ..run import Run
 from .convexity import EIGENVALUE_MARGIN
-from .forms import as_matrix
 from .of_batch import of_batch
 
 #: Number of entries that `row_bound` and `entry_bound` hold at a time.
@@ -72,7 +71,7 @@ def entry_bound(problem: Problem) -> Tensor:
     >>> round(float(entry_bound(p)), 6)  # the optimum is 6
     4.0
     """
-    problem = as_matrix(problem, "entry_bound")
+    problem = problem.as_matrix("entry_bound")
     n, alive, k = problem.n, problem.candidates, problem.k.to(torch.float64)
     least = torch.full_like(problem.diagonal[:, 0], torch.inf, dtype=torch.float64)
     block = max(1, ROW_BLOCK // (problem.W.shape[0] * n))
@@ -114,7 +113,7 @@ def row_bound(problem: Problem) -> Tensor:
     >>> round(float(row_bound(p)), 6)  # the optimum is 6
     6.0
     """
-    problem = as_matrix(problem, "row_bound")
+    problem = problem.as_matrix("row_bound")
     n, alive = problem.n, problem.candidates
     most = max(problem.k_max - 1, 0)
     taken = torch.arange(most, device=alive.device) < (problem.k - 1).unsqueeze(-1)
@@ -145,7 +144,7 @@ def _least(rows: Tensor, count: int) -> Tensor:
 @of_batch
 def row_bound_in_time(problem: Problem, run: Run) -> Tensor:
     """`row_bound` if the time limit allows it, else `entry_bound`, else -inf."""
-    problem = as_matrix(problem, "row_bound_in_time")
+    problem = problem.as_matrix("row_bound_in_time")
     for bound, seconds in ((row_bound, ROW_SECONDS), (entry_bound, ENTRY_SECONDS)):
         if seconds * problem.W.numel() <= AT_ONCE or run.has_time(seconds * problem.W.numel()):
             return in_chunks(bound, problem)
@@ -193,7 +192,7 @@ def eigenvalue_bound(problem: Problem) -> Tensor:
     >>> round(float(eigenvalue_bound(p)), 4)  # the optimum is 3
     2.0755
     """
-    problem = as_matrix(problem, "eigenvalue_bound")
+    problem = problem.as_matrix("eigenvalue_bound")
     W, alive, scale = _candidate_matrix(problem)
     ones, k = alive.to(W), problem.k.to(W)
     m = ones.sum(-1).clamp_min(1.0)
@@ -262,7 +261,7 @@ def continuous_bound(problem: Problem, *, shift: str = "scaled", steps: int = 40
     """
     choice("shift", shift, ("scaled", "uniform", "none"))
     steps, rtol = integer("steps", steps, at_least=0), number("rtol", rtol, at_least=0)
-    problem = as_matrix(problem, "continuous_bound")
+    problem = problem.as_matrix("continuous_bound")
     W, alive, scale = _candidate_matrix(problem)
     d, possible = _diagonal_shift(W, alive, shift)
     if not bool(possible.all()):

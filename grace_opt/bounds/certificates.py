@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import cache
-from typing import Any, cast
+from functools import cache, singledispatch
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .. import objective
 from .._util.cores import thread_count
 from .._util.memory import free_memory
 from .._util.parameters import choice
-from ..kernels.columns.source import ColumnWeights
-from ..problem import FactoredWeights, Problem, SparseWeights
+from ..problem import FactoredWeights, Problem, SparseWeights, Weights
+from ..problem.dense import small_weights
 from ..run import Run
 from .batched import AT_ONCE, LARGEST_EIGEN, ROW_SECONDS, eigenvalue_bound, in_chunks, row_bound_in_time
 from .convexity import CHOLESKY_FROM, convex_shift
 from .factored import CLOSING, factored_bound
-from .forms import in_form
 from .incumbents import checked_incumbent
 from .of_batch import of_batch
 from .qcr import seconds_to_relax
@@ -82,12 +80,13 @@ def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None,
     5.0
     """
     choice("level", level, LEVELS)
-    run = Run() if run is None else run
-    if isinstance(problem.weights, SparseWeights):
-        return _of_edges(problem, level, incumbent, run)
-    if isinstance(problem.W, ColumnWeights):
-        return _of_columns(problem, level, incumbent, run)
-    began, usual = time.monotonic(), ROW_SECONDS * problem.W.numel()
+    return _certificate(problem.weights, problem, level, incumbent, Run() if run is None else run)
+
+
+@singledispatch
+def _certificate(W: Weights, problem: Problem, level: str, incumbent: Any, run: Run) -> Tensor:
+    """The certificate for W as a tensor."""
+    began, usual = time.monotonic(), ROW_SECONDS * W.numel()
     best = row_bound_in_time(problem, run)
     if usual > LONG_ENOUGH:  # to tell how busy the machine is
         run = replace(run, pace=max(1.0, (time.monotonic() - began) / usual))
@@ -97,7 +96,7 @@ def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None,
     if not run.has_time(seconds_to_relax(problem.n)) or free_memory() < COPIES * 8.0 * problem.n**2:
         return best
     masks = checked_incumbent(problem, incumbent)
-    value = objective.evaluate(problem.W, masks)
+    value = W.objective(masks)
     if len(rows := _open(best, value)):
         relaxed = fast_bound if level == "fast" else tight_bound
         found = relaxed(problem.instances(rows), masks[rows], run)
@@ -108,23 +107,24 @@ def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None,
     return best
 
 
-def _of_edges(problem: Problem, level: str, incumbent: Any, run: Run) -> Tensor:
+@_certificate.register
+def _of_edges(W: SparseWeights, problem: Problem, level: str, incumbent: Any, run: Run) -> Tensor:
     """The certificate for sparse W: from its edges, and from W as a tensor where that is small."""
     best = sparse_bound(problem, run, level)
     tensor = problem.n <= LARGEST_AS_TENSOR[level] and free_memory() >= (COPIES + 1) * 8.0 * problem.n**2
     if tensor and run.has_time(_seconds_as_tensor(problem, level)):
         dense = problem.dense("the certificate")
         masks = checked_incumbent(dense, incumbent)
-        if len(_open(best, objective.evaluate(problem.W, masks))):
+        if len(_open(best, W.objective(masks))):
             best = torch.maximum(best, certificate(dense, level, incumbent=masks, run=run))
     return best
 
 
-def _of_columns(problem: Problem, level: str, incumbent: Any, run: Run) -> Tensor:
+@_certificate.register
+def _of_columns(W: FactoredWeights, problem: Problem, level: str, incumbent: Any, run: Run) -> Tensor:
     """The certificate for W that is given by its columns: of its form, and of W as a tensor where that takes little."""
-    best, weights = form_bound(problem, run), problem.W
-    assert isinstance(weights, ColumnWeights)
-    if not (size := weights.whole_at_once()) or not run.has_time(0.0):
+    best = form_bound(problem, run)
+    if not (size := W.whole_at_once()) or not run.has_time(0.0):
         return best
     known = None if incumbent is None else checked_incumbent(problem, incumbent)
     for first in range(0, len(problem.k), size):
@@ -132,7 +132,7 @@ def _of_columns(problem: Problem, level: str, incumbent: Any, run: Run) -> Tenso
         part, its = problem.instances(rows), None if known is None else known[rows]
         found = certificate(part.dense("certificate"), level, incumbent=its, run=run)
         if not problem.integer:
-            found = found - part.W.rounding(part.k, part.candidates)
+            found = found - part.weights.rounding(part.k, part.candidates)
         best[rows] = torch.maximum(best[rows], found)
     return best
 
@@ -155,7 +155,7 @@ def form_bound(problem: Problem, run: Run) -> Tensor:
     >>> round(float(form_bound(Problem.of(W, 2).flatten(), Run())), 6)
     9.0
     """
-    weights = in_form(problem, FactoredWeights, "form_bound")
+    weights = problem.weights.in_form(FactoredWeights, "form_bound")
     seconds = weights.product_seconds()
     each = CLOSING * seconds / max(1, len(problem.k))
     least = time.monotonic() + (AT_ONCE if PRODUCTS * seconds <= AT_ONCE and not run.stopped else 0.0)
@@ -170,24 +170,33 @@ def _open(bound: Tensor, value: Tensor) -> Tensor:
 @cache
 def prepare(sparse: bool = False) -> None:
     """Import and compile everything that certificates of tensors need, and of sparse W, before a time limit starts."""
-    place = torch.arange(24.0, dtype=torch.float64, device="cpu")
-    small = Problem.of(torch.cos(7 * place[:, None] * place)[None], 12)  # no bound settles it: every part runs
-    certificate(small, "tight")
+    certificate(Problem.of(small_weights(), 12), "tight")
     convex_shift(np.diag(np.arange(float(CHOLESKY_FROM))))
     if sparse:
-        sparse_bound(replace(small, W=cast(Tensor, SparseWeights.small())), Run(), "fast")
+        sparse_bound(Problem.of(SparseWeights.small(), 12), Run(), "fast")
 
 
 @of_batch
 def seconds_to_certify(problem: Problem, level: str = "fast") -> float:
     """Approximate seconds that a certificate takes, which a method with a time limit leaves for it."""
     choice("level", level, LEVELS)
-    if isinstance(problem.weights, SparseWeights):
-        tensor = _seconds_as_tensor(problem, level) if problem.n <= LARGEST_AS_TENSOR[level] else 0.0
-        return TO_START + seconds_to_bound(problem, level) + tensor
-    if isinstance(problem.W, ColumnWeights) and not problem.W.whole_at_once():
-        return TO_START + PRODUCTS * problem.W.product_seconds()
-    return TO_START + _seconds_as_tensor(problem, level)
+    return TO_START + _seconds(problem.weights, problem, level)
+
+
+@singledispatch
+def _seconds(W: Weights, problem: Problem, level: str) -> float:
+    return _seconds_as_tensor(problem, level)
+
+
+@_seconds.register
+def _seconds_of_edges(W: SparseWeights, problem: Problem, level: str) -> float:
+    tensor = _seconds_as_tensor(problem, level) if problem.n <= LARGEST_AS_TENSOR[level] else 0.0
+    return seconds_to_bound(problem, level) + tensor
+
+
+@_seconds.register
+def _seconds_of_columns(W: FactoredWeights, problem: Problem, level: str) -> float:
+    return _seconds_as_tensor(problem, level) if W.whole_at_once() else PRODUCTS * W.product_seconds()
 
 
 def _seconds_as_tensor(problem: Problem, level: str) -> float:

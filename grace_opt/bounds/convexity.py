@@ -116,7 +116,7 @@ def made_convex(W: Array, a: Array, scale: Array, penalty: float = PLANE_PENALTY
 
     Without a penalty for leaving the plane it is convex everywhere.
     """
-    from ..kernels.relaxation.cpu import scaled_form
+    from ..kernels.solve.relaxation.cpu import scaled_form
 
     scale, C = np.where(scale > 0, scale, 1.0), np.empty_like(W)
     size, rows = scaled_form(W, a, scale, C)
@@ -128,7 +128,7 @@ def made_convex(W: Array, a: Array, scale: Array, penalty: float = PLANE_PENALTY
 
 def penalise_leaving(C: Array, scale: Array, weight: float) -> None:
     """Add `weight` in the direction that leaves the plane, in place."""
-    from ..kernels.relaxation.cpu import add_square
+    from ..kernels.solve.relaxation.cpu import add_square
 
     u = scale.min() / scale
     u /= np.linalg.norm(u)

@@ -24,10 +24,9 @@ import torch
 from torch import Tensor
 
 from .._util.arrays import power_of_two_scale
-from ..kernels.columns.source import EPS
+from ..kernels.solve.columns.source import EPS
 from ..problem import FactoredWeights, Problem
 from ..problem.factors import Term
-from .forms import in_form
 from .of_batch import of_batch
 
 #: Most gradient steps, and power steps for v.
@@ -55,7 +54,7 @@ def factored_bound(problem: Problem, expired: Callable[[], bool] = lambda: False
     >>> round(float(factored_bound(Problem.of(W, 2).flatten())), 6)  # the optimum is 9
     9.0
     """
-    W = in_form(problem, FactoredWeights, "factored_bound")
+    W = problem.weights.in_form(FactoredWeights, "factored_bound")
     found = [continuous_bound(problem, expired)]
     if not expired():
         found.append(nonnegative_bound(problem))
@@ -66,7 +65,7 @@ def factored_bound(problem: Problem, expired: Callable[[], bool] = lambda: False
 
 def nonnegative_bound(problem: Problem) -> Tensor:
     """The k least node weights, where no factor of an instance has a negative entry; elsewhere -inf."""
-    W = in_form(problem, FactoredWeights, "nonnegative_bound")
+    W = problem.weights.in_form(FactoredWeights, "nonnegative_bound")
     least = [factor.amin((-2, -1)) for term in W.terms for factor in term[:4]]
     valid = (torch.stack(least) >= 0).all(0) & all(term.sign > 0 for term in W.terms)
     if not bool(valid.any()):
@@ -78,7 +77,7 @@ def nonnegative_bound(problem: Problem) -> Tensor:
 
 def continuous_bound(problem: Problem, expired: Callable[[], bool] = lambda: False) -> Tensor:
     """The bound of the continuous relaxation, (B,) float64; see the module."""
-    W = in_form(problem, FactoredWeights, "continuous_bound")
+    W = problem.weights.in_form(FactoredWeights, "continuous_bound")
     parts = [_one(W[b], problem.candidates[b], int(problem.k[b]), expired) for b in range(len(problem.k))]
     return torch.stack(parts)
 

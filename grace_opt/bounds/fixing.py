@@ -21,7 +21,6 @@ from ..parallel import map_in_threads
 from ..problem import Problem
 from ..run import Run
 from ..solution import OPTIMALITY_RTOL, rounding
-from .forms import as_matrix
 from .incumbents import checked_incumbent, local_optimum
 from .qcr import (
     LARGEST_RELAXED,
@@ -118,7 +117,7 @@ def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, incumbent: A
     problem = W if isinstance(W, Problem) else Problem.of(W, k, protected=protected)
     if problem.batch_shape:
         raise OptionError(f"W is a batch of shape {problem.batch_shape}: call fixed_vertices once per instance.")
-    problem = as_matrix(problem, "fixed_vertices")
+    problem = problem.as_matrix("fixed_vertices")
     known = local_optimum(problem.flatten())[0] if incumbent is None else checked_incumbent(problem, incumbent)
     mask = known.cpu().numpy()
     W64 = problem.W.detach().to("cpu").double().numpy()
@@ -227,7 +226,7 @@ def probed(
     sub: Subproblem, relaxation: QuadraticRelaxation, cutoff: float, run: Run | None = None
 ) -> npt.NDArray[np.int8]:
     """Decide vertices by probing each one: 1 = in, 2 = out, 0 = open, for all choices below `cutoff`."""
-    from ..kernels.relaxation.cpu import probe
+    from ..kernels.solve.relaxation.cpu import probe
 
     verdict = np.zeros(sub.m, np.int8)
     target = cutoff - sub.constant - relaxation.pairs + relaxation.rounding

@@ -15,8 +15,8 @@ from torch import Tensor
 from .._util.array_like import as_tensor
 from ..errors import OptionError
 from ..kernels._shared.threads import split_batch
-from ..kernels.exchange.rounding import tolerance
-from ..kernels.greedy import greedy_order
+from ..kernels.solve.exchange.rounding import tolerance
+from ..kernels.solve.greedy import greedy_order
 from ..problem import Problem
 
 
@@ -30,7 +30,7 @@ def checked_incumbent(problem: Problem, incumbent: Any) -> Tensor:
     """
     if incumbent is None:
         return local_optimum(problem)
-    mask = as_tensor(incumbent, "incumbent").to(problem.W.device)
+    mask = as_tensor(incumbent, "incumbent").to(problem.weights.device)
     if mask.dtype != torch.bool or mask.shape != problem.candidates.shape:
         raise OptionError(
             f"incumbent has dtype {mask.dtype} and shape {tuple(mask.shape)}: give bool masks of shape "
@@ -50,7 +50,7 @@ def local_optimum(problem: Problem) -> Tensor:
     >>> local_optimum(p).tolist()
     [[True, False, True]]
     """
-    from ..kernels.exchange.cpu import improve
+    from ..kernels.solve.exchange.cpu import improve
 
     mask = greedy_order(problem.W, None, problem.candidates, problem.k, problem.k_max).mask
     W, chosen = problem.W.detach().cpu().contiguous().numpy(), mask.cpu().contiguous().numpy().copy()

@@ -93,7 +93,7 @@ def solve_relaxation(
 
     Ends when the time of `run` is up; the bound holds all the same.
     """
-    from ..kernels.relaxation.cpu import minimise, repair
+    from ..kernels.solve.relaxation.cpu import minimise, repair
 
     m = sub.m
     A = with_diagonal(sub.W, start_diagonal(sub, sub.W)) if A is None else A
@@ -143,7 +143,7 @@ def rounding_of(sub: Subproblem, A: Array, F: Array, H: Array) -> float:
     """Largest rounding error of a bound: sums of m terms, and gradients updated in up to `STEPS_PER_VERTEX` m steps."""
     if not sub.m:
         return 0.0
-    from ..kernels.relaxation.cpu import add_sizes
+    from ..kernels.solve.relaxation.cpu import add_sizes
 
     rows = sub.linear_size.copy()
     largest = float(add_sizes(A, rows))
@@ -234,7 +234,7 @@ def qcr_relaxation(
 
 def _swept(inverse: Array, e: Array, spread: Array, mu: float, run: Any) -> bool:
     """One sweep of the ascent, leaving time for its relaxation; returns whether another sweep is worthwhile."""
-    from ..kernels.shift.cpu import ascend
+    from ..kernels.solve.shift.cpu import ascend
 
     m, largest = len(e), 0.0
     rows = max(1, ASCENT_SLICE // (m * m))

@@ -10,8 +10,9 @@ r"""Lower bounds for sparse W, from its edges alone: O(edges) a round, and valid
   for graphs without a dense part. (A residual shows that an eigenvalue is near, never that it is the least.)
 
 When: `certificate`, for a problem whose W is sparse; it adds the bounds for tensors where n is small. Sums are made
-with margins as in `grace_opt.kernels.sparse.cpu.loads`. Sources: Gilmore (1962) and Lawler (1963); Charikar (2000);
-Boob et al., Flowless: extracting densest subgraphs without flow computations (2020); `grace_opt.bounds.convexity`.
+with margins as in `grace_opt.kernels.solve.sparse.cpu.loads`. Sources: Gilmore (1962) and Lawler (1963); Charikar
+(2000); Boob et al., Flowless: extracting densest subgraphs without flow computations (2020);
+`grace_opt.bounds.convexity`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,10 @@ from torch import Tensor
 
 from .._util.memory import free_memory
 from .._util.parameters import integer
-from ..kernels.sparse.forms import Graph
+from ..kernels.solve.sparse.forms import Graph
 from ..problem import Problem, SparseWeights
 from ..run import Run
 from .convexity import convex_shift
-from .forms import in_form
 from .of_batch import of_batch
 
 #: Approximate seconds per stored entry of W: of `degree_bound`, and of one round of `load_bound`.
@@ -69,7 +69,7 @@ def degree_bound(problem: Problem) -> Tensor:
     >>> round(float(degree_bound(Problem.of(W, 2).flatten())), 6)  # the optimum is -6
     -6.0
     """
-    from ..kernels.sparse.cpu.loads import rows
+    from ..kernels.solve.sparse.cpu.loads import rows
 
     graph, free, k = _parts(problem, "degree_bound")
     cost = np.empty(len(free))
@@ -105,7 +105,7 @@ def load_bound(problem: Problem, run: Run | None = None, *, rounds: int = ROUNDS
     >>> round(float(load_bound(Problem.of(W, 2).flatten())), 6)  # the optimum is -6
     -6.0
     """
-    from ..kernels.sparse.cpu import loads
+    from ..kernels.solve.sparse.cpu import loads
 
     run, rounds = Run() if run is None else run, integer("rounds", rounds, at_least=0)
     graph, free, k = _parts(problem, "load_bound")
@@ -150,9 +150,9 @@ def plane_bound(problem: Problem, run: Run | None = None) -> Tensor:
     True
     """
     run = Run() if run is None else run
-    weights = in_form(problem, SparseWeights, "plane_bound")
+    weights = problem.weights.in_form(SparseWeights, "plane_bound")
     free, k = problem.candidates[0], int(problem.k[0])
-    m, largest = int(free.sum()), weights.largest()
+    m, largest = int(free.sum()), float(weights.largest())
     if k == 0 or largest == 0.0:
         return torch.zeros(1, dtype=torch.float64, device="cpu")
     scale = 2.0 ** max(math.floor(math.log2(largest)), -1000)  # its inverse must be finite
@@ -186,7 +186,7 @@ def plane_bound(problem: Problem, run: Run | None = None) -> Tensor:
 def sparse_bound(problem: Problem, run: Run, level: str) -> Tensor:
     """The best of this file that fits into the time; -inf if nothing does."""
     best = torch.full((1,), -math.inf, dtype=torch.float64, device="cpu")
-    entries = problem.W.numel()
+    entries = problem.weights.numel()
     if not run.stopped and run.has_time(DEGREE_SECONDS * entries):
         best = torch.maximum(best, degree_bound(problem))
     if not run.stopped and run.has_time(LEAST_ROUNDS * ROUND_SECONDS * entries):
@@ -203,17 +203,17 @@ def may_factorise(problem: Problem, level: str) -> bool:
 
 def seconds_to_bound(problem: Problem, level: str) -> float:
     """Approximate seconds of `sparse_bound`, if as many rounds are useful as there usually are."""
-    edges = (DEGREE_SECONDS + {"fast": 30, "tight": 100}[level] * ROUND_SECONDS) * problem.W.numel()
+    edges = (DEGREE_SECONDS + {"fast": 30, "tight": 100}[level] * ROUND_SECONDS) * problem.weights.numel()
     return edges + (CUBE_SECONDS * problem.n**3 if may_factorise(problem, level) else 0.0)
 
 
 def least_seconds(problem: Problem) -> float:
     """Approximate seconds of the least of `sparse_bound` that says much."""
-    return (DEGREE_SECONDS + (LEAST_ROUNDS + 1) * ROUND_SECONDS) * problem.W.numel()
+    return (DEGREE_SECONDS + (LEAST_ROUNDS + 1) * ROUND_SECONDS) * problem.weights.numel()
 
 
 def _parts(problem: Problem, name: str) -> tuple[Graph, npt.NDArray[np.bool_], int]:
-    weights = in_form(problem, SparseWeights, name)
+    weights = problem.weights.in_form(SparseWeights, name)
     return weights.graph(), np.ascontiguousarray(problem.candidates[0].numpy()), int(problem.k[0])
 
 

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import objective
 from ..errors import SolverError
 from ..parallel import map_in_threads
 from ..problem import Problem
@@ -34,7 +33,6 @@ from .batched import LARGEST_EIGEN, continuous_bound, eigenvalue_bound, row_boun
 from .convexity import is_semidefinite, made_convex, semidefinite_bound, start_diagonals
 from .dnn import dnn_relaxation, seconds_per_dnn_step
 from .fixing import reduce_by_fixing
-from .forms import as_matrix
 from .incumbents import checked_incumbent
 from .of_batch import of_batch
 from .qcr import LARGEST_RELAXED, qcr_relaxation, seconds_to_relax, solve_relaxation, with_diagonal
@@ -90,7 +88,7 @@ def plain_bound(problem: Problem) -> Tensor:
     >>> round(float(plain_bound(p)), 6)
     2.0
     """
-    problem = as_matrix(problem, "plain_bound")
+    problem = problem.as_matrix("plain_bound")
     return bound_each(problem, None, lambda sub, value: _best_plain(sub))
 
 
@@ -180,7 +178,7 @@ def tight_bound(problem: Problem, incumbent: Any = None, run: Run | None = None)
     >>> round(float(tight_bound(p)), 6)  # the optimum is 5
     5.0
     """
-    problem = as_matrix(problem, "tight_bound")
+    problem = problem.as_matrix("tight_bound")
     return bound_each(problem, incumbent, lambda sub, value: _after_fixing(sub, value, (FAST, TIGHT), run), run)
 
 
@@ -197,7 +195,7 @@ def fast_bound(problem: Problem, incumbent: Any = None, run: Run | None = None) 
     >>> round(float(fast_bound(p)), 6)  # the optimum is 5
     5.0
     """
-    problem = as_matrix(problem, "fast_bound")
+    problem = problem.as_matrix("fast_bound")
     return bound_each(problem, incumbent, lambda sub, value: _after_fixing(sub, value, (FAST,), run), run)
 
 
@@ -223,7 +221,7 @@ def bound_each(
     Tensor, shape (B,), float64
     """
     masks = checked_incumbent(problem, incumbent)
-    values = objective.evaluate(problem.W, masks).tolist()
+    values = problem.weights.objective(masks).tolist()
 
     def one(b: int) -> float:
         instance = problem.instance(b)
@@ -318,4 +316,4 @@ def _small_matrix(problem: Problem, name: str) -> Problem:
             f"n = {problem.n} is beyond {LARGEST_RELAXED}, for which {name} takes O(n³) time many times over: use "
             "certify='fast' or grace_opt.bounds.fast_bound, which take it once."
         )
-    return as_matrix(problem, name)
+    return problem.as_matrix(name)

@@ -1,4 +1,4 @@
-"""The command line, ``grace-opt``: puts the commands together, in the order of ``--help``; has report and doctor.
+"""The command ``grace-opt``, put together from the others in the order of ``--help``, with report and doctor.
 
 Text is printed as it is: rich's markup is never interpreted in text from users, files or models. For the exit codes
 see `Exit`. Built on typer and rich.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ import typer
 from .._util.files import NO_SPACE_ERRORS
 from .._util.loading import end_loading
 from .._util.terminal import escape_path, use_ascii_fallback
+from ..errors import OptionError
 from . import calibration_commands, instance_commands, model_commands
 from .common import EXIT_CODES, AsJson, Exit, console, errors, errors_as_exit_codes, print_json
 
@@ -42,7 +44,7 @@ def main(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Find minimum-weight induced subgraphs of k vertices, and prune key caches with them. Try first: grace-opt demo"""
+    """Find k vertices whose induced subgraph weighs least, and make caches smaller. Begin with: grace-opt demo."""
 
 
 def run() -> None:
@@ -113,6 +115,20 @@ def doctor(
         raise typer.Exit(1)
 
 
+#: Settings of a command that takes whatever is written.
+_ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def _moved(old: str, new: str) -> Callable[[], None]:
+    """Return a command that says its new name, whatever its arguments; one release long."""
+
+    def moved() -> None:
+        with errors_as_exit_codes():
+            raise OptionError(f"grace-opt {old} has another name now: write grace-opt {new}.")
+
+    return moved
+
+
 # In the order of --help.
 app.command()(instance_commands.methods)
 app.command(epilog=EXIT_CODES)(instance_commands.solve)
@@ -120,18 +136,14 @@ app.command(epilog=EXIT_CODES)(instance_commands.compare)
 app.command()(instance_commands.generate)
 app.command()(model_commands.demo)
 app.command(epilog=model_commands.TUNE_EXIT_CODES)(model_commands.tune)
-app.command()(calibration_commands.basis)
-app.command()(calibration_commands.layers)
+app.add_typer(calibration_commands.group, name="calibrate")
+for old, new in (("basis", "calibrate basis"), ("layers", "calibrate budgets")):
+    app.command(name=old, hidden=True, add_help_option=False, context_settings=_ANYTHING)(_moved(old, new))
 app.command(
     name="lm-eval",
     epilog=EXIT_CODES,
     # Every argument is the harness's own, and reaches it as it was written.
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "allow_interspersed_args": False,
-        "help_option_names": [],
-    },
+    context_settings={**_ANYTHING, "allow_interspersed_args": False, "help_option_names": []},
 )(model_commands.lm_eval)
 app.command()(report)
 app.command()(doctor)

@@ -1,4 +1,4 @@
-"""The commands that calibrate a model, and write a file of tensors: basis, layers."""
+"""``grace-opt calibrate``: its commands basis and budgets measure a model once, and write a file of tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,29 @@ from .common import ModelName, console, errors_as_exit_codes
 from .model_files import check_tensor_file, load, read_text
 from .tables import print_bases, print_basis, print_layers
 
+group = typer.Typer(
+    help="Measure a model once: a basis for bits, or budgets of layers and heads.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=False,
+)
 
+
+@group.callback(invoke_without_command=True)
+def kept(
+    context: typer.Context,
+    show: Annotated[bool, typer.Option("--list", help="List the folder of bases, as basis --list does.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove these files.")] = False,
+) -> None:
+    """Measure a model once: a basis for bits, or budgets of layers and heads."""
+    if context.invoked_subcommand is None:
+        basis(show=show, clear=clear)
+    elif show or clear:
+        with errors_as_exit_codes():
+            raise OptionError(f"write --list and --clear after {context.invoked_subcommand}, or without it.")
+
+
+@group.command()
 def basis(
     model: Annotated[
         str | None, typer.Argument(help="Hub id, folder or .gguf file; or pocket, the pocket model.")
@@ -50,7 +72,7 @@ def basis(
     else put it at its first long prompt. A file of -o is for CompressedCache(model, bits=2.25, basis=FILE). After
     Ctrl-C, the same command goes on with the texts that are left.
 
-    Example: grace-opt basis HuggingFaceTB/SmolLM2-135M -o smollm2.safetensors
+    Example: grace-opt calibrate basis HuggingFaceTB/SmolLM2-135M -o smollm2.safetensors
     """
     with errors_as_exit_codes():
         if out is not None:
@@ -58,11 +80,12 @@ def basis(
         elif text or tokens is not None or not end_to_end:
             raise OptionError("--text, --tokens and --no-end-to-end make a basis of your own: write -o FILE as well.")
         try:
-            from ..hf.bits import basis_folder
-            from ..hf.bits.at_hand import basis_for
-            from ..hf.bits.calibrate import TOKENS, calibrate_basis
-            from ..hf.models import POCKET_FOLDER
-            from ..hf.texts import shipped_texts
+            from ..hf import calibrate
+            from ..hf.bases import basis_folder
+            from ..hf.bases.at_hand import basis_for
+            from ..hf.bases.calibrate import TOKENS
+            from ..hf.bases.texts import shipped_texts
+            from ..hf.models.loading import POCKET_FOLDER
         except ImportError as error:
             raise OptionError(f"calibration needs transformers: {pip_install('hf')} ({error})") from None
         if show or clear:
@@ -70,8 +93,8 @@ def basis(
                 raise OptionError("--list, --clear and -o FILE are for different things: write one of them.")
             where = basis_folder.folder()
             names = {model, str(POCKET_FOLDER)} if model == "pocket" else {model}
-            kept = [one for one in basis_folder.kept_bases(where) if model is None or one.model in names]
-            print_bases(console, where, kept, basis_folder.clear(kept) if clear else None)
+            bases = [one for one in basis_folder.kept_bases(where) if model is None or one.model in names]
+            print_bases(console, where, bases, basis_folder.clear(bases) if clear else None)
             return
         if model is None:
             raise OptionError("write which MODEL to calibrate; or --list, to see what was calibrated.")
@@ -82,7 +105,7 @@ def basis(
             made = basis_for(loaded, tokenizer=tokenizer)
         else:
             with progress_bar(None, len(texts), "texts") as bar:
-                made = calibrate_basis(
+                made = calibrate.basis(
                     loaded,
                     tokenizer,
                     texts,
@@ -98,7 +121,8 @@ def basis(
         console.print(f"wrote {escape_path(str(out), sys.stdout)}", soft_wrap=True)
 
 
-def layers(
+@group.command()
+def budgets(
     model: ModelName,
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write, for instance losses.safetensors.")],
     text: Annotated[
@@ -120,14 +144,14 @@ def layers(
     eviction. Use the file with LayerBudgets(GraphEviction(budget=0.25), LayerLosses.load(FILE)), or with another
     eviction there: the losses of one serve the others well. Once per model, many minutes on a CPU.
 
-    Example: grace-opt layers HuggingFaceTB/SmolLM2-135M -o smollm2.safetensors
+    Example: grace-opt calibrate budgets HuggingFaceTB/SmolLM2-135M -o smollm2.safetensors
     """
     with errors_as_exit_codes():
         check_tensor_file(out)
         try:
-            from ..hf.calibrate_eviction import calibrate_eviction
-            from ..hf.eviction_names import eviction_named
-            from ..hf.layer_budgets import is_divisible
+            from ..hf import calibrate
+            from ..hf.evict.layer_budgets import is_divisible
+            from ..hf.evict.names import eviction_named
         except ImportError as error:
             raise OptionError(f"calibration needs transformers: {pip_install('hf')} ({error})") from None
         chosen = eviction_named(evict)
@@ -139,7 +163,7 @@ def layers(
         texts = [read_text(path) for path in text] if text else None
         loaded, tokenizer = load(model)
         with progress_bar(None, 100, "%") as show:
-            made = calibrate_eviction(
+            made = calibrate.budgets(
                 loaded,
                 tokenizer,
                 texts,

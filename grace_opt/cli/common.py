@@ -1,4 +1,4 @@
-"""What the commands of ``grace-opt`` share: exit codes, the two consoles, errors as one line, options, JSON."""
+"""Shared by the commands of ``grace-opt``: exit codes, the two consoles, errors as one line, options, JSON."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ NARROWEST = 30
 #: Columns of a file, in which no line is too long.
 OF_FILES = 10_000
 console, errors = (Console(stderr=stderr, markup=False, emoji=False, highlight=False) for stderr in (False, True))
-for each in (console, errors):
-    if each.width < NARROWEST:
-        each.width = NARROWEST
+for stream in (console, errors):
+    if stream.width < NARROWEST:
+        stream.width = NARROWEST
 if sys.stdout is not None and not sys.stdout.isatty() and "COLUMNS" not in os.environ:
     console.width = OF_FILES
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
@@ -39,7 +39,7 @@ ModelName = Annotated[str, typer.Argument(help="Hub id, folder or .gguf file; or
 
 
 class Exit(IntEnum):
-    """What the exit code means."""
+    """Exit codes, and what they mean."""
 
     OK = 0
     OUTPUT = 1
@@ -61,8 +61,8 @@ def errors_as_exit_codes() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not _is_memory(error):
             raise
-        told = str(error).rstrip(".") or "no details given"
-        fail("error", f"there is too little memory: {told}. Use a smaller instance.", Exit.BAD_INPUT)
+        reason = str(error).rstrip(".") or "no details given"
+        fail("error", f"there is too little memory: {reason}. Use a smaller instance.", Exit.BAD_INPUT)
     except KeyboardInterrupt as stop:
         notes = " ".join(getattr(stop, "__notes__", ()))
         fail("interrupted", notes or "nothing had been found yet.", Exit.INTERRUPTED)

@@ -15,7 +15,7 @@ import numpy as np
 from .._util.files import write_file
 
 if TYPE_CHECKING:
-    from ..hf.demo import DemoReport
+    from ..hf.tools.demo import DemoReport
 
 #: Of `bits=`, and of the others in turn; markers differ from row to row.
 BITS_COLOUR, COLOURS, MARKERS = "#0072B2", ("#E69F00", "#000000", "#009E73", "#D55E00", "#CC79A7"), "sDo^vPX"

@@ -14,8 +14,8 @@ import typer
 
 from .. import api, instances
 from .._util.terminal import FittingTable, escape_path
-from ..comparison import Comparison, ComparisonError
-from ..errors import OptionError
+from ..comparison import Comparison
+from ..errors import ComparisonError, OptionError
 from ..instances import generators
 from ..problem import Problem
 from ..problem import symmetrize as symmetrize_matrix
@@ -173,8 +173,8 @@ def compare(
     proved = {row["instance"] for row in rows if row["optimal"]}
     missed = {row["status"] for row in rows if row["instance"] not in proved}
     # Reaching the default limit is no failure.
-    asked = method or time_limit is not None or patience is not None
-    _exit_unless_finished(missed if asked else missed - {"LIMIT"})
+    limited = method or time_limit is not None or patience is not None
+    _exit_unless_finished(missed if limited else missed - {"LIMIT"})
 
 
 def generate(
@@ -198,17 +198,17 @@ def generate(
         make = generators.GENERATORS.get(kind)
         if make is None:
             raise OptionError(f"no kind is called {kind!r}; there are {', '.join(generators.GENERATORS)}.")
-        given = parse_options(option) | ({} if k is None else {"k": k})
+        options = parse_options(option) | ({} if k is None else {"k": k})
         accepted = [name for name in inspect.signature(make).parameters if name not in ("n", "seed")]
-        if unknown := sorted(set(given) - set(accepted)):
+        if unknown := sorted(set(options) - set(accepted)):
             raise OptionError(f"kind {kind!r} has no option {unknown[0]!r}; it accepts {', '.join(accepted)}.")
         if kind == "planted" and k is None:
             raise OptionError(f"k is missing: give the number of vertices to plant, e.g. -k {max(1, n // 2)}.")
-        made = make(n, seed=seed, **given)
-        has_room = instances.suffix_of(out) in instances.SUFFIXES_WITH_K
-        instances.write(out, made.W, made.k if has_room else None)
+        made = make(n, seed=seed, **options)
+        stores_k = instances.suffix_of(out) in instances.SUFFIXES_WITH_K
+        instances.write(out, made.W, made.k if stores_k else None)
     # If the file cannot store k, this line must say it.
-    stated = "" if made.k is None else f", k = {made.k}" + ("" if has_room else " (not in the file)")
+    stated = "" if made.k is None else f", k = {made.k}" + ("" if stores_k else " (not in the file)")
     console.print(f"wrote {escape_path(str(out), sys.stdout)}: {kind}, n = {n}{stated}, seed {seed}", soft_wrap=True)
     if made.planted is not None:
         console.print(f"planted: {' '.join(map(str, made.planted))}", soft_wrap=True)

@@ -53,9 +53,9 @@ def demo(
         for module in ("matplotlib", "optimum.quanto"):  # now, not when int4 begins or the picture is drawn
             require(module, "demo", "the demo")
         try:
-            from ..hf.config import CacheConfig
-            from ..hf.demo import BITS, RATIO, providers, run_demo
-            from ..hf.models import POCKET_BASIS, POCKET_FOLDER, disable_progress_bars, load_model
+            from ..hf.models.loading import POCKET_BASIS, POCKET_FOLDER, disable_progress_bars, load_model
+            from ..hf.settings.config import CacheConfig
+            from ..hf.tools.demo import BITS, RATIO, providers, run_demo
             from .figures import save_demo
         except ImportError as error:
             raise OptionError(f"the demo needs transformers: {pip_install('demo')} ({error})") from None
@@ -122,7 +122,7 @@ def tune(
     ] = None,
     later: Annotated[int, typer.Option(min=2, help="How many of these are fed after the rest was compressed.")] = 96,
     basis: Annotated[
-        str, typer.Option(help="Basis for bits: a file of grace-opt basis; default: made once per model.")
+        str, typer.Option(help="Basis for bits: a file of grace-opt calibrate basis; default: made once per model.")
     ] = "calibrated",
     seed: Seed = 0,
     time_limit: Annotated[
@@ -149,21 +149,21 @@ def tune(
         require("matplotlib", "demo", "tune")  # now, not after minutes, when the picture is drawn
         try:
             from ..hf import tune as measure
-            from ..hf.tune.windows import read_prompts
+            from ..hf.tools.tune.windows import read_prompts
         except ImportError as error:
             raise OptionError(f"tune needs transformers: {pip_install('demo')} ({error})") from None
-        given = {path.name: read_text(path) for path in text} if text else None
-        if text and given is not None and len(given) < len(text):
-            given = {str(path): read_text(path) for path in text}
-        asked = None if prompts is None else read_prompts(prompts)
+        texts = {path.name: read_text(path) for path in text} if text else None
+        if text and texts is not None and len(texts) < len(text):
+            texts = {str(path): read_text(path) for path in text}
+        examples = None if prompts is None else read_prompts(prompts)
         numbers = None if bits is None else _numbers(bits)
         loaded, tokenizer = load(model)
         with new_folder(out):
             result = measure(
                 loaded,
                 tokenizer,
-                given,
-                prompts=asked,
+                texts,
+                prompts=examples,
                 max_kl=max_kl,
                 max_share=max_share,
                 bits=numbers,
@@ -211,7 +211,7 @@ def lm_eval(context: typer.Context) -> None:
         console.print("The harness's own arguments:\n", soft_wrap=True)
     with errors_as_exit_codes():
         try:
-            from ..hf.lm_eval.command import run_harness
+            from ..hf.tools.lm_eval.command import run_harness
         except ImportError as error:
             raise OptionError(f"grace-opt lm-eval needs transformers: {pip_install('lm-eval')} ({error})") from None
         run_harness(context.args or ["--help"])
@@ -219,6 +219,6 @@ def lm_eval(context: typer.Context) -> None:
 
 def _numbers(text: str) -> list[float]:
     try:
-        return [float(part) for part in text.split(",") if part.strip()]
+        return [float(number) for number in text.split(",") if number.strip()]
     except ValueError:
         raise OptionError(f"--bits {text!r}: write numbers with commas, e.g. 2,2.25,3.") from None

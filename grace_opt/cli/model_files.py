@@ -1,4 +1,4 @@
-"""What commands about a model read and write: the model, texts, and the file of tensors that they are to make."""
+"""Input and output of commands about a model: the model, texts, and the file of tensors that they are to make."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_tensor_file(out: Path) -> None:
 
 def load(name: str) -> tuple[Any, Any]:
     """Return a model and its tokenizer; the pocket model is on disk, so there is no bar to see."""
-    from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
+    from ..hf.models.loading import POCKET_FOLDER, disable_progress_bars, load_model
 
     if name == "pocket":
         disable_progress_bars()

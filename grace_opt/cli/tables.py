@@ -22,11 +22,11 @@ from ..comparison.table import MAX_INSTANCES_SHOWN
 from ..solution import Solution
 
 if TYPE_CHECKING:
-    from ..hf.bits.basis_folder import KeptBasis
-    from ..hf.bits.calibrated import CalibratedBasis
-    from ..hf.demo import DemoReport
-    from ..hf.layer_losses import LayerLosses
-    from ..hf.tune import TuneResult
+    from ..hf.bases.basis_folder import KeptBasis
+    from ..hf.bases.calibrated import CalibratedBasis
+    from ..hf.evict.layer_losses import LayerLosses
+    from ..hf.tools.demo import DemoReport
+    from ..hf.tools.tune import TuneResult
 
 #: Bits per element at which shares are shown, and number of layers at either end.
 SHOWN_BITS, SHOWN_LAYERS = 2.25, 2
@@ -36,7 +36,7 @@ SHOWN_SHARE, SHOWN_LENGTH = 0.25, 2000
 
 def print_bases(console: Console, folder: Path, bases: Sequence[KeptBasis], removed: int | None) -> None:
     """Print the bases of a folder; or, if they have just been removed, how many files that were."""
-    size, where = sum(each.bytes for each in bases) / 2**20, escape_path(str(folder), sys.stdout)
+    size, where = sum(basis.bytes for basis in bases) / 2**20, escape_path(str(folder), sys.stdout)
     if removed is not None:
         console.print(f"removed {removed} file{'s' * (removed != 1)}, {size:,.1f} MiB, from {where}", soft_wrap=True)
         return
@@ -44,20 +44,20 @@ def print_bases(console: Console, folder: Path, bases: Sequence[KeptBasis], remo
         table = FittingTable()
         for name in ("model", "calibrated", "MiB", "last use"):
             table.add_column(name, justify="right" if name == "MiB" else "left")
-        for each in bases:
-            name = escape_path(each.model or each.path.stem, sys.stdout)
-            made = (each.made or "unknown") if each.is_finished else "unfinished"
-            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used))
-            table.add_row(name, made, f"{each.bytes / 2**20:,.1f}", used)
+        for basis in bases:
+            name = escape_path(basis.model or basis.path.stem, sys.stdout)
+            made = (basis.made or "unknown") if basis.is_finished else "unfinished"
+            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(basis.used))
+            table.add_row(name, made, f"{basis.bytes / 2**20:,.1f}", used)
         console.print(table)
     console.print(f"{len(bases)} file{'s' * (len(bases) != 1)}, {size:,.1f} MiB, in {where}", soft_wrap=True)
 
 
 def print_basis(console: Console, basis: CalibratedBasis, seconds: float) -> None:
     """Print what a basis was made of, and the shares of the first and last layers."""
-    from ..hf.bits.basis_file import as_tensors  # loaded already
+    from ..hf.bases.basis_file import as_tensors  # loaded already
 
-    size = sum(each.nbytes for each in as_tensors(basis).values())
+    size = sum(tensor.nbytes for tensor in as_tensors(basis).values())
     layers, heads = basis.layers, {len(each.energy) for each in basis.keys.values()}
     console.print(
         f"{len(layers)} layers, {' or '.join(map(str, sorted(heads)))} KV heads; {basis.texts} "
@@ -79,8 +79,8 @@ def print_basis(console: Console, basis: CalibratedBasis, seconds: float) -> Non
 
 def print_layers(console: Console, losses: LayerLosses) -> None:
     """Print what the output loses with each layer, and the shares that its heads keep of a quarter."""
-    from ..hf.graph_eviction import GraphEviction  # loaded already, as the losses come from its package
-    from ..hf.layer_budgets import LayerBudgets
+    from ..hf.evict.graph_eviction import GraphEviction  # loaded already, as the losses come from its package
+    from ..hf.evict.layer_budgets import LayerBudgets
 
     budgets = LayerBudgets(GraphEviction(budget=SHOWN_SHARE), losses)
     curve = losses.curves([SHOWN_SHARE])[:, 0]
@@ -88,14 +88,14 @@ def print_layers(console: Console, losses: LayerLosses) -> None:
     for name in ("layer", "KL if it alone keeps that", "its heads keep"):
         table.add_column(name, justify="right")
     for layer, loss in zip(losses.layers, curve, strict=True):
-        kept = budgets.tokens_of_heads(layer, SHOWN_LENGTH)
-        table.add_row(str(layer), f"{loss:.2g}", "  ".join(f"{count / SHOWN_LENGTH:.0%}" for count in kept))
+        counts = budgets.tokens_of_heads(layer, SHOWN_LENGTH)
+        table.add_row(str(layer), f"{loss:.2g}", "  ".join(f"{count / SHOWN_LENGTH:.0%}" for count in counts))
     console.print(table)
 
 
 def print_demo(console: Console, report: DemoReport) -> None:
     """Print a demo's report: a row per cache, a row per solver, what the columns mean, and where to start."""
-    from ..hf.demo import ADVICE, DENSE  # loaded already: the report comes from this module
+    from ..hf.tools.demo import ADVICE, DENSE  # loaded already: the report comes from this module
 
     console.print(
         Text.assemble(
@@ -120,10 +120,10 @@ def print_demo(console: Console, report: DemoReport) -> None:
     solvers.add_column("method", min_width=12)
     for name in ("ratio", "f", "gap"):
         solvers.add_column(name, justify="right")
-    for before, each in zip((None, *report.solvers), report.solvers, strict=False):
-        if before is not None and before.ratio != each.ratio:
+    for before, solver in zip((None, *report.solvers), report.solvers, strict=False):
+        if before is not None and before.ratio != solver.ratio:
             solvers.add_section()
-        solvers.add_row(each.method, f"{each.ratio:g}", f"{each.objective:.3g}", f"{each.gap:.1%}")
+        solvers.add_row(solver.method, f"{solver.ratio:g}", f"{solver.objective:.3g}", f"{solver.gap:.1%}")
     console.print(solvers)
     console.print(
         "bits: mean per number that is compressed, everything counted. K+V, %: the whole cache, if the model had 16 "
@@ -149,7 +149,7 @@ def print_tune(console: Console, result: TuneResult, own: bool, file: Path) -> N
     file : Path
         Where the recommended settings are written.
     """
-    from ..hf.tune.table import COLUMNS  # loaded already: the result comes from this package
+    from ..hf.tools.tune.table import COLUMNS  # loaded already: the result comes from this package
 
     if result.rows:
         console.print(result.table())
@@ -163,11 +163,11 @@ def print_tune(console: Console, result: TuneResult, own: bool, file: Path) -> N
             style="dim",
         )
     if result.recommendation is not None:
-        found = result.recommendation
-        console.print(Text.assemble(("recommended: " if found.reached else "not reached: ", "bold"), str(found)))
-        if not found.reached:
+        best = result.recommendation
+        console.print(Text.assemble(("recommended: " if best.reached else "not reached: ", "bold"), str(best)))
+        if not best.reached:
             return
-        words = found.row.candidate.words
+        words = best.row.candidate.words
         console.print(
             escape_path(f"to use it: attach(model, {words}), or attach(model, config={str(file)!r})", sys.stdout),
             markup=False,
@@ -176,7 +176,7 @@ def print_tune(console: Console, result: TuneResult, own: bool, file: Path) -> N
 
 
 def solution_table(s: Solution, note: str | None = None) -> RenderableType:
-    """One instance as a list, a batch as rows, with the chosen vertices; `note` goes below."""
+    """Return one instance as a list, a batch as rows, with the chosen vertices; `note` goes below."""
     status = np.ravel(np.asarray(s.status, dtype=object))
     size = len(status)
     rows = list(zip(np.ravel(s.objective), np.ravel(s.bound), np.ravel(s.gap), strict=True))[:MAX_INSTANCES_SHOWN]
@@ -188,12 +188,12 @@ def solution_table(s: Solution, note: str | None = None) -> RenderableType:
     bound = "upper bound" if s.maximize else "lower bound"
     time = f"{s.stats['time']:.3g} s"
     if np.ndim(s.status) == 0:
-        told = dict(zip(("objective", bound, "gap"), _numbers(*rows[0]), strict=True))
-        told |= {"status": f"{status[0].name}: {status[0].value}", "time": time, "chosen vertices": chosen[0]}
+        facts = dict(zip(("objective", bound, "gap"), _numbers(*rows[0]), strict=True))
+        facts |= {"status": f"{status[0].name}: {status[0].value}", "time": time, "chosen vertices": chosen[0]}
         listed = Table.grid(padding=(0, 2))
         listed.add_column(no_wrap=True)
         listed.add_column(overflow="fold")
-        for name, value in ({"method": s.method} | told | ({"note": note} if note else {})).items():
+        for name, value in ({"method": s.method} | facts | ({"note": note} if note else {})).items():
             listed.add_row(Text(name, "bold"), Text(value))
         return listed
     shown = f", the first {MAX_INSTANCES_SHOWN} shown; --json gives all" if size > MAX_INSTANCES_SHOWN else ""

@@ -74,7 +74,7 @@ def parse_option(text: str, labels: tuple[str, ...] | None = None) -> tuple[str,
         return name, PYTHON_LITERALS[value]
     try:
         if re.fullmatch(r"-?[0-9]+(,-?[0-9]+)+", value):
-            return name, [int(part) for part in value.split(",")]  # vertices, as for --protected
+            return name, [int(number) for number in value.split(",")]  # vertices, as for --protected
         return name, json.loads(value, parse_float=_number)
     except json.JSONDecodeError:
         return name, value
@@ -92,10 +92,10 @@ def _start(text: str, labels: tuple[str, ...] | None) -> list[Any] | None:
     """The vertices of ``--option start=``, given as for ``--required``; None if it is a method's name or JSON."""
     if text.startswith("[") or text in {spec.name for spec in api.methods()}:
         return None
-    parts = _parts("option start", text)
+    entries = _entries("option start", text)
     # One word that is no name may be a method's, mistyped.
-    named = labels is not None and (len(parts) > 1 or not set(parts).isdisjoint(labels))
-    if named or (parts and all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts)):
+    named = labels is not None and (len(entries) > 1 or not set(entries).isdisjoint(labels))
+    if named or (entries and all(re.fullmatch(r"[0-9]{1,18}", entry) for entry in entries)):
         return parse_vertices("option start", text, labels)
     return None
 
@@ -124,15 +124,15 @@ def parse_vertices(option: str, text: str | None, labels: tuple[str, ...] | None
     """
     if text is None:
         return None
-    parts = _parts(option, text)
-    if labels is not None and (set(parts) & set(labels) or any(label.isdecimal() for label in labels)):
-        return parts  # the error names the one that is unknown
+    entries = _entries(option, text)
+    if labels is not None and (set(entries) & set(labels) or any(label.isdecimal() for label in labels)):
+        return entries  # the error names the one that is unknown
     # int() also takes 1_0, which is more likely meant as 1,0 than as 10, and digits of other scripts.
-    if not all(re.fullmatch(r"\s*[+-]?[0-9]{1,4000}\s*", part) for part in parts):
+    if not all(re.fullmatch(r"\s*[+-]?[0-9]{1,4000}\s*", entry) for entry in entries):
         if labels is None:
             raise OptionError(f"--{option} {text!r}: write vertex numbers with commas, e.g. 0,3,17.")
-        return parts
-    numbers = [int(part) for part in parts]
+        return entries
+    numbers = [int(entry) for entry in entries]
     if labels is None:
         return numbers
     if wrong := [number for number in numbers if not 0 <= number < len(labels)]:
@@ -142,7 +142,7 @@ def parse_vertices(option: str, text: str | None, labels: tuple[str, ...] | None
     return [labels[number] for number in numbers]
 
 
-def _parts(option: str, text: str) -> list[str]:
+def _entries(option: str, text: str) -> list[str]:
     """What stands between the commas of a row of CSV."""
     try:
         (row,) = csv.reader([text], skipinitialspace=True, strict=True)
@@ -151,4 +151,4 @@ def _parts(option: str, text: str) -> list[str]:
             f"--{option} {text!r} cannot be read ({error}): put a name that has commas in double quotes, '\"a,b\",c', "
             "and double the quotes in it."
         ) from None
-    return [part.strip() for part in row if part.strip()]
+    return [entry.strip() for entry in row if entry.strip()]

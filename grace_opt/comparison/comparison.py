@@ -22,7 +22,6 @@ from torch import Tensor
 from .._util.json_values import to_json_text, to_jsonable, to_numpy
 from .._util.optional import require
 from ..errors import OptionError, SolverError, UnknownSolverError
-from ..objective import evaluate
 from ..problem import Problem
 from ..solution import Solution, Status, contradicted, labels_of, relative_gap, tolerance
 
@@ -32,17 +31,6 @@ if TYPE_CHECKING:
 
 #: What the best answer to a batch takes from the best answer to each instance.
 PICKED = ("mask", "indices", "objective", "lower_bound", "upper_bound")
-
-
-class ComparisonError(SolverError):
-    """A method that was asked for failed; `partial` is the `Comparison` of the methods that had finished."""
-
-    partial: Comparison
-
-    def __init__(self, message: str, partial: Comparison | None = None) -> None:  # without it: as pickle makes it again
-        super().__init__(message)
-        if partial is not None:
-            self.partial = partial
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -145,7 +133,7 @@ class Comparison(Sequence[Solution]):
         return self._export(self._signed(self._bound))
 
     def gaps(self, method: int | str) -> Any:
-        """The gap between one method's answers and `best_bound`, shape (...): 0 if optimal, inf without a bound."""
+        """Return the gap from one method's answers to `best_bound`, shape (...): 0 if optimal, inf without a bound."""
         solution = self[method]
         return self._export(self._gaps[next(i for i, s in enumerate(self.solutions) if s is solution)])
 
@@ -195,7 +183,7 @@ class Comparison(Sequence[Solution]):
             solution.verify()
         for solution in self.solutions:
             # Summed here: without the checks, f was summed in W's own precision.
-            f = self._signed(evaluate(self._problem.W, self._mask(solution)).cpu())
+            f = self._signed(self._problem.flatten().weights.objective(self._mask(solution)).cpu())
             if wrong := contradicted(self._bound, f).nonzero().flatten().tolist():
                 b = wrong[0]
                 by = max(self.solutions, key=lambda s: float(_bound_of(s)[b]))
@@ -207,7 +195,7 @@ class Comparison(Sequence[Solution]):
         return self
 
     def table(self, *, per_instance: bool = False) -> Table:
-        """A rich table: objective, gap to the best bound of all methods, certificate, status, time and nodes.
+        """Return a rich table: objective, gap to the best bound of all methods, certificate, status, time and nodes.
 
         Parameters
         ----------
@@ -237,7 +225,7 @@ class Comparison(Sequence[Solution]):
         return notes + ["interrupted"] * self.interrupted
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict per method and instance, as in `to_frame`."""
+        """Return one dict per method and instance, as in `to_frame`."""
         rows: list[dict[str, Any]] = []
         if not self.solutions:
             return rows
@@ -271,7 +259,7 @@ class Comparison(Sequence[Solution]):
         return rows
 
     def to_frame(self) -> Any:
-        """A pandas DataFrame with one row per method and instance.
+        """Return a pandas DataFrame with one row per method and instance.
 
         Columns: method, instance, n, k, objective, lower_bound and upper_bound (the method's own; one of them is the
         objective), best_bound and gap (of all methods), optimal, certified, contradicted (whether a method has a better
@@ -346,7 +334,7 @@ class Comparison(Sequence[Solution]):
 
     @cached_property
     def _gaps(self) -> Tensor:
-        problem, bound = self._problem, self._bound.to(self._problem.W.device)
+        problem, bound = self._problem, self._bound.to(self._problem.weights.device)
         gaps = []
         for solution, f in zip(self.solutions, (f.to(bound) for f in self._flat), strict=True):
             mask = self._mask(solution)
@@ -357,7 +345,7 @@ class Comparison(Sequence[Solution]):
         return torch.stack(gaps)
 
     def _mask(self, solution: Solution) -> Tensor:
-        return torch.as_tensor(solution.mask, device=self._problem.W.device).reshape(-1, self._problem.n)
+        return torch.as_tensor(solution.mask, device=self._problem.weights.device).reshape(-1, self._problem.n)
 
     def _picked(self, name: str, pick: Tensor) -> Any:
         stacked = np.stack([to_numpy(getattr(s, name)).reshape(len(pick), -1) for s in self.solutions])

@@ -24,30 +24,31 @@ through its documented registration interface; nothing is patched. With any othe
 
 from __future__ import annotations
 
-from ._compat import require_transformers
+from .models.compat import require_transformers
 
 require_transformers()
 
 from .._util.moved import refuse_moved  # noqa: E402
-from .attach import Attached, attach  # noqa: E402
-from .attention import register_attention  # noqa: E402
-from .bits.calibrate import calibrate_basis  # noqa: E402
-from .bits.calibrated import CalibratedBasis  # noqa: E402
-from .cache import CompressedCache  # noqa: E402
-from .calibrate_eviction import calibrate_eviction  # noqa: E402
-from .calibration import calibrate  # noqa: E402
-from .config import CacheConfig  # noqa: E402
-from .eviction import H2O, PyramidKV, SnapKV, StreamingLLM  # noqa: E402
-from .graph_eviction import GraphEviction  # noqa: E402
-from .implementation import attention_implementation  # noqa: E402
-from .layer_budgets import LayerBudgets  # noqa: E402
-from .layer_losses import LayerLosses  # noqa: E402
-from .learned import learn_masks  # noqa: E402
-from .quantization import Quantization  # noqa: E402
-from .reading import LayerReading, ReadReport, TopTokens  # noqa: E402
-from .recording import CapturedAttention, capture_attention, register_capture  # noqa: E402
-from .report import MemoryReport  # noqa: E402
-from .tune import tune  # noqa: E402
+from . import calibrate  # noqa: E402
+from .bases.calibrated import CalibratedBasis  # noqa: E402
+from .engine.attach import Attached, attach  # noqa: E402
+from .engine.attention import register_attention  # noqa: E402
+from .engine.cache import CompressedCache  # noqa: E402
+from .engine.report import MemoryReport  # noqa: E402
+from .evict.eviction import H2O, PyramidKV, SnapKV, StreamingLLM  # noqa: E402
+from .evict.graph_eviction import GraphEviction  # noqa: E402
+from .evict.layer_budgets import LayerBudgets  # noqa: E402
+from .evict.layer_losses import LayerLosses  # noqa: E402
+from .models.implementation import attention_implementation  # noqa: E402
+from .models.recording import CapturedAttention, capture_attention, register_capture  # noqa: E402
+from .settings.bits import Bits  # noqa: E402
+from .settings.channels import Channels  # noqa: E402
+from .settings.config import CacheConfig  # noqa: E402
+from .settings.quantization import Quantize  # noqa: E402
+from .settings.reading import TopTokens  # noqa: E402
+from .stores.tally import LayerReading, ReadReport  # noqa: E402
+from .tools.learned import learn_masks  # noqa: E402
+from .tools.tune import tune  # noqa: E402
 
 register_attention()
 register_capture()
@@ -55,9 +56,11 @@ register_capture()
 __all__ = [
     "H2O",
     "Attached",
+    "Bits",
     "CacheConfig",
     "CalibratedBasis",
     "CapturedAttention",
+    "Channels",
     "CompressedCache",
     "GraphEviction",
     "LayerBudgets",
@@ -65,7 +68,7 @@ __all__ = [
     "LayerReading",
     "MemoryReport",
     "PyramidKV",
-    "Quantization",
+    "Quantize",
     "ReadReport",
     "SnapKV",
     "StreamingLLM",
@@ -73,8 +76,6 @@ __all__ = [
     "attach",
     "attention_implementation",
     "calibrate",
-    "calibrate_basis",
-    "calibrate_eviction",
     "capture_attention",
     "learn_masks",
     "tune",
@@ -85,6 +86,9 @@ __getattr__ = refuse_moved(
     {
         "PrunedKeyCache": "grace_opt.hf.CompressedCache",
         "PruningConfig": "grace_opt.hf.CacheConfig",
+        "Quantization": "grace_opt.hf.Quantize",
+        "calibrate_basis": "grace_opt.hf.calibrate.basis",
+        "calibrate_eviction": "grace_opt.hf.calibrate.budgets",
         "capture": "grace_opt.hf.capture_attention",
     },
 )

@@ -13,6 +13,7 @@ penalty is ours.
 
 from __future__ import annotations
 
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from .._util.arrays import least_eigenvalue
 from .._util.optional import require
 from .._util.parameters import choice, number
 from ..errors import ProblemError
-from ..problem import Problem, SparseWeights
+from ..problem import Problem, SparseWeights, Weights
 
 OBJECTIVE_FORMS = ("linear", "quadratic")
 #: Relative to its largest entry and n, the shifted W is PSD up to this much, despite rounding in the eigenvalue.
@@ -88,7 +89,7 @@ def to_cvxpy(W: Any, k: int, protected: Any = None, *, form: str = "linear") -> 
         shift = min(0.0, least_eigenvalue(weights)) - SHIFT_MARGIN * n * float(np.abs(weights).max())
         convex = cp.psd_wrap(weights - shift * np.eye(n))
         return cp.Problem(cp.Minimize(cp.quad_form(x, convex) + shift * cp.sum(x)), constraints)
-    nodes, i, j, edges = _parts(problem, "to_cvxpy()")
+    nodes, i, j, edges = _parts(problem.weights, problem, "to_cvxpy()")
     objective = nodes @ x
     if len(i):
         y = cp.Variable(len(i), nonneg=True, name="y")
@@ -182,7 +183,7 @@ def to_dimod_cqm(W: Any, k: int, *, protected: Any = None) -> Any:
     """
     dimod = require("dimod", "peers", "to_dimod_cqm()")
     problem = _single(W, k, protected)
-    nodes, i, j, edges = _parts(problem, "to_dimod_cqm()")
+    nodes, i, j, edges = _parts(problem.weights, problem, "to_dimod_cqm()")
     objective = _quadratic(dimod, problem, nodes, i, j, 2 * edges, 0.0)
     model = dimod.ConstrainedQuadraticModel()
     model.set_objective(objective)
@@ -219,7 +220,7 @@ def to_networkx(W: Any) -> Any:
     """
     nx = require("networkx", "peers", "to_networkx()")
     problem = _single(W, 0, None)
-    nodes, i, j, edges = _parts(problem, "to_networkx()")
+    nodes, i, j, edges = _parts(problem.weights, problem, "to_networkx()")
     names, graph = _names(problem), nx.Graph()
     graph.add_nodes_from((name, {"weight": weight}) for name, weight in zip(names, nodes.tolist(), strict=True))
     ends = zip(i.tolist(), j.tolist(), (2 * edges).tolist(), strict=True)
@@ -255,7 +256,7 @@ def to_igraph(W: Any) -> Any:
     """
     igraph = require("igraph", "peers", "to_igraph()")
     problem = _single(W, 0, None)
-    nodes, i, j, edges = _parts(problem, "to_igraph()")
+    nodes, i, j, edges = _parts(problem.weights, problem, "to_igraph()")
     graph = igraph.Graph(n=problem.n, edges=np.column_stack([i, j]))
     graph.vs["weight"], graph.es["weight"] = nodes.tolist(), (2 * edges).tolist()
     if problem.labels is not None:
@@ -267,7 +268,7 @@ def _single(W: Any, k: Any, protected: Any) -> Problem:
     problem = Problem.of(W, k, protected=protected)
     if problem.batch_shape:
         raise ProblemError(
-            f"W has shape {tuple(problem.W.shape)}: a model holds one instance, shape (n, n); convert one at a time."
+            f"W has shape {problem.weights.shape}: a model holds one instance, shape (n, n); convert one at a time."
         )
     return problem
 
@@ -277,17 +278,21 @@ def _array(problem: Problem, wanted_by: str) -> npt.NDArray[np.float64]:
     return np.asarray(problem.dense(wanted_by).W.detach().cpu().numpy(), dtype=np.float64)
 
 
-def _parts(problem: Problem, wanted_by: str) -> tuple[npt.NDArray[Any], ...]:
+@singledispatch
+def _parts(W: Weights, problem: Problem, wanted_by: str) -> tuple[npt.NDArray[Any], ...]:
     """Return the diagonal, and i < j and W_ij of every edge; sparse W stays sparse."""
-    if isinstance(problem.weights, SparseWeights):
-        from scipy.sparse import triu
-
-        half = triu(problem.weights.edges, 1).tocoo()
-        row, column = half.coords if hasattr(half, "coords") else (half.row, half.col)
-        return problem.weights.nodes.numpy(), row, column, half.data
     weights = _array(problem, wanted_by)
     i, j = np.nonzero(np.triu(weights, 1))
     return np.diagonal(weights), i, j, weights[i, j]
+
+
+@_parts.register
+def _sparse_parts(W: SparseWeights, problem: Problem, wanted_by: str) -> tuple[npt.NDArray[Any], ...]:
+    from scipy.sparse import triu
+
+    half = triu(W.edges, 1).tocoo()
+    row, column = half.coords if hasattr(half, "coords") else (half.row, half.col)
+    return W.nodes.numpy(), row, column, half.data
 
 
 def _names(problem: Problem) -> list[Any]:

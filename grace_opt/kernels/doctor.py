@@ -120,8 +120,8 @@ def show(report: Report, console: Console) -> None:
     table.add_column("why", min_width=30)
     for choice in report.explanation.choices:
         if choice.code:
-            found = by_code.get((choice.operation, choice.device))
-            tried = "" if found is None else "FAILED" if found else "ok"
+            problem = by_code.get((choice.operation, choice.device))
+            tried = "" if problem is None else "FAILED" if problem else "ok"
             table.add_row(choice.operation, choice.device, choice.code, tried, f"{choice.what}: {choice.why}")
     console.print(table)
     for line in _lines(report):
@@ -129,21 +129,21 @@ def show(report: Report, console: Console) -> None:
 
 
 def _lines(report: Report) -> list[str]:
-    found = report.explanation
-    kept = "which can be written to"
-    if not found.cache.writable:
-        kept = "which cannot be written to: each process compiles anew; set NUMBA_CACHE_DIR to a folder that can be"
-        kept = "which cannot be written to, and need not be" if found.machine_code else kept
-    devices = {choice.device for choice in found.choices if choice.device != "cpu" and choice.code}
+    explanation = report.explanation
+    writing = "which can be written to"
+    if not explanation.cache.writable:
+        writing = "which cannot be written to: each process compiles anew; set NUMBA_CACHE_DIR to a folder that can be"
+        writing = "which cannot be written to, and need not be" if explanation.machine_code else writing
+    devices = {choice.device for choice in explanation.choices if choice.device != "cpu" and choice.code}
     tried = "broken:" if report.problems else "all trials agree with their references" if report.trials else "not tried"
     return [
         "versions: " + ", ".join(f"{name} {number}" for name, number in report.versions.items()),
         f"solvers for the sdp method: {', '.join(report.sdp_solvers) or 'none'}",
         f"GPUs: {', '.join(sorted(devices)) or 'none, torch sees no CUDA device'}",
-        f"threads: {found.threads}; decoding on the CPU in {found.decoding_threads}",
-        f"compiled loops are kept in {found.cache.path}, {kept}",
-        f"compiled ahead of time: {found.ahead}",
-        f"switched off: {', '.join(found.switched_off) or 'nothing'}",
+        f"threads: {explanation.threads}; decoding on the CPU in {explanation.decoding_threads}",
+        f"compiled loops are kept in {explanation.cache.path}, {writing}",
+        f"compiled ahead of time: {explanation.ahead}",
+        f"switched off: {', '.join(explanation.switched_off) or 'nothing'}",
         *(f"not installed: {name}, for {how}" for name, how in report.missing.items()),
         f"result: {tried}",
         *(f"  {problem}" for problem in report.problems),
@@ -152,12 +152,12 @@ def _lines(report: Report) -> list[str]:
 
 def _trials(explanation: Explanation, advance: Callable[[str], None]) -> list[Trial]:
     by_name = {operation.name: operation for operation in OPERATIONS}
-    found = []
+    trials = []
     for choice in explanation.choices:
         for kernel, trial in _code(by_name[choice.operation], choice):
             advance(kernel)
-            found.append(Trial(choice.operation, choice.device, kernel, _problem(trial)))
-    return found
+            trials.append(Trial(choice.operation, choice.device, kernel, _problem(trial)))
+    return trials
 
 
 def _code(operation: Operation, choice: Choice) -> list[tuple[str, Callable[[], bool]]]:
@@ -195,5 +195,5 @@ def _sdp_solvers() -> tuple[str, ...]:
         from cvxpy import installed_solvers
     except ImportError:  # one of `missing`
         return ()
-    found: list[str] = installed_solvers()  # type: ignore[no-untyped-call]
-    return tuple(name for name in SDP_SOLVERS if name in found)
+    names: list[str] = installed_solvers()  # type: ignore[no-untyped-call]
+    return tuple(name for name in SDP_SOLVERS if name in names)

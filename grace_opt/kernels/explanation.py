@@ -71,8 +71,8 @@ class Explanation:
         The threads in which decoding on the CPU runs.
     cache : CacheFolder
     machine_code : str
-        The kind of processor whose machine code a wheel brought and this machine runs, such as ``"x86-64-v4"``; empty
-        if there is none, as in a checkout, and loops are compiled here.
+        The kind of processor whose precompiled loops the wheel has and this machine runs, such as ``"x86-64-v4"``;
+        empty if there is none, as in a checkout, and loops are compiled here.
     switched_off : tuple of str
         The switches that are off, as written in the environment.
     """
@@ -87,12 +87,12 @@ class Explanation:
     def __str__(self) -> str:
         width = max(len(choice.operation) for choice in self.choices)
         lines = [f"{c.operation:{width}}  {c.device:6}  {c.code or '-':13}  {c.why}" for c in self.choices]
-        kept = "can be written to" if self.cache.writable else "cannot be written to"
+        writing = "can be written to" if self.cache.writable else "cannot be written to"
         return "\n".join(
             [
                 *lines,
                 f"threads: {self.threads}; decoding in {self.decoding_threads}",
-                f"compiled loops are kept in {self.cache.path}, which {kept}",
+                f"compiled loops are kept in {self.cache.path}, which {writing}",
                 f"compiled ahead of time: {self.ahead}",
                 f"switched off: {', '.join(self.switched_off) or 'nothing'}",
             ]
@@ -153,12 +153,12 @@ def explain() -> Explanation:
 
 
 def _cache_folder() -> CacheFolder:
-    from ._shared.kept import cache_folder  # numba takes a while
+    from ._shared.disk_cache import cache_folder  # numba takes a while
 
-    found = cache_folder()
-    if found is None:
+    folder = cache_folder()
+    if folder is None:
         return CacheFolder(os.environ.get("NUMBA_CACHE_DIR") or "__pycache__ beside the modules", False)
-    return CacheFolder(str(found), True)
+    return CacheFolder(str(folder), True)
 
 
 def _machine_code() -> str:

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from . import (
+from . import steps
+from .cache import coded, coding, decode, gather, heads, reading, received
+from .solve import (
     annealing,
-    coded,
-    coding,
     columns,
     completion,
-    decode,
     enumeration,
     exchange,
     extremes,
-    gather,
     greedy,
-    heads,
     indices,
     interaction,
     objective,
-    reading,
-    received,
     relaxation,
     search,
     shift,
     sparse,
-    steps,
     tabu,
 )
 

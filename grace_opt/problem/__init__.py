@@ -1,9 +1,10 @@
-"""`Problem`, an instance that solvers may trust, and `Reduction`, by which they maximise and heed required vertices."""
+"""`Problem`, an instance that solvers may trust, and `Reduction`, by which they maximise and keep required ones."""
 
-from ..kernels.weights import Weights
+from .dense import DenseWeights
 from .factored import FactoredWeights
 from .problem import Problem, symmetrize
 from .reduction import Reduction
 from .sparse import SparseWeights
+from .weights import Weights
 
-__all__ = ["FactoredWeights", "Problem", "Reduction", "SparseWeights", "Weights", "symmetrize"]
+__all__ = ["DenseWeights", "FactoredWeights", "Problem", "Reduction", "SparseWeights", "Weights", "symmetrize"]

@@ -23,12 +23,19 @@ from torch import Tensor
 
 from .._util.arrays import backend_of, to_float_tensor
 from ..errors import ProblemError
-from ..kernels.columns.source import EPS, EXACT, ColumnWeights, blocks
+from ..kernels.solve.columns import source
+from ..kernels.solve.columns.reference.greedy import cost_path
+from ..kernels.solve.columns.source import EPS, EXACT, blocks
+from .dense import small_weights
 from .factors import RANGE, Given, Term, read_terms
 from .steps import common_divisor
+from .weights import Weights
+
+#: Approximate seconds per multiplication of a product with a vector.
+SECONDS_TO_MULTIPLY = 4e-10
 
 
-class FactoredWeights(ColumnWeights):
+class FactoredWeights(Weights):
     r"""W, the symmetric part of a sum of terms :math:`(A^\top C) \circ (B^\top D)`; give it to `solve` in place of W.
 
     Parameters
@@ -67,6 +74,7 @@ class FactoredWeights(ColumnWeights):
     """
 
     form = "factored"
+    is_rounded = True
     #: Whether W is semidefinite although its terms do not show it.
     convex = False
 
@@ -161,12 +169,10 @@ class FactoredWeights(ColumnWeights):
 
     @property
     def n(self) -> int:
-        """Number of vertices."""
         return self.terms[0].A.shape[-1]
 
     @property
     def device(self) -> torch.device:
-        """Where the factors lie."""
         return self.terms[0].A.device
 
     @property
@@ -176,7 +182,7 @@ class FactoredWeights(ColumnWeights):
 
     @property
     def is_semidefinite(self) -> bool:
-        """Whether xᵀWx ≥ 0 is known, up to rounding: sums of (AᵀA) ∘ (BᵀB), by Schur's theorem, and W of tokens."""
+        """True if xᵀWx ≥ 0 is known, up to rounding: sums of (AᵀA) ∘ (BᵀB), by Schur's theorem, and W of tokens."""
         return self.nodes is None and (self.convex or all(term.is_gram and term.sign > 0 for term in self.terms))
 
     def numel(self) -> int:
@@ -189,8 +195,21 @@ class FactoredWeights(ColumnWeights):
         rows = [min(2 * d * e, self.n * (d + e)) * (1 if t.is_gram else 2) for t in self.terms for d, e in [t.rows()]]
         return float(math.prod(self.batch) * self.n * sum(rows))
 
-    def diagonal(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-        """Return the node weights (..., n)."""
+    def product_seconds(self) -> float:
+        """Return the approximate seconds of a product with a vector, for all instances together."""
+        return SECONDS_TO_MULTIPLY * self.work()
+
+    def whole_at_once(self) -> int:
+        """Return of how many instances W may be formed at a time; 0 if W of one takes more than `BLOCK_BYTES`."""
+        return source.BLOCK_BYTES // (8 * self.n**2)
+
+    def rounding(self, k: Tensor, candidates: Tensor) -> Tensor:
+        """Return how far f of any k candidates may be off, (...): by rounding of W's entries and of their sum."""
+        rows = self.magnitude_rows().masked_fill(~candidates, 0.0).sort(-1, descending=True).values
+        taken = torch.arange(self.n, device=rows.device) < k.unsqueeze(-1)
+        return 2.0 * self.additions * EPS * torch.where(taken, rows, 0.0).sum(-1)
+
+    def diagonal(self) -> Tensor:
         return self._own_diagonal() if self.nodes is None else self.nodes
 
     def _own_diagonal(self) -> Tensor:
@@ -203,7 +222,6 @@ class FactoredWeights(ColumnWeights):
         return self._like(self.terms, diagonal.to(torch.float64).expand(*self.batch, self.n))
 
     def negated(self) -> Self:
-        """Return -W."""
         nodes = None if self.nodes is None else 0.0 - self.nodes
         return self._like([term._replace(sign=-term.sign) for term in self.terms], nodes)
 
@@ -213,18 +231,26 @@ class FactoredWeights(ColumnWeights):
         return self._each(lambda f: f.masked_fill(gone.unsqueeze(-2), 0.0), lambda w: w.masked_fill(gone, 0.0))
 
     def reshape(self, *shape: int) -> Self:
-        """Return the same instances with other leading dimensions; the last two are n."""
         lead = shape[:-2]
         if -1 in lead:  # a factor alone has no number of instances that could be told from it
             lead = tuple(torch.empty(self.batch, dtype=torch.bool, device="meta").reshape(lead).shape)
         return self._each(lambda f: f.reshape(*lead, *f.shape[-2:]), lambda w: w.reshape(*lead, self.n))
 
     def __getitem__(self, at: Any) -> Self:
-        """Return instances of a batch, as a tensor's first dimension is indexed."""
         return self._each(lambda f: f[at], lambda w: w[at])
 
+    def path(self, order: Tensor) -> Tensor:
+        return cost_path(self, order)
+
+    def largest(self) -> Tensor:
+        """Return at least the largest entry: by the sums over rows."""
+        return self.magnitude_rows().amax(-1)
+
+    def small(self) -> Weights:
+        """Return a small tensor: what methods get where factors are few enough for one."""
+        return small_weights()
+
     def clone(self) -> Self:
-        """Return the same W in memory of its own, the user's arrays included."""
         new = self._each(_in_own_memory, _in_own_memory)
         kept = [each.detach().clone() if isinstance(each, Tensor) else copy.deepcopy(each) for each in self.arrays]
         new.arrays = tuple(kept)

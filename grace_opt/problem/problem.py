@@ -10,10 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Never, cast
+from typing import Any, Never
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -35,10 +33,10 @@ from .._util.names import refuse_unknown
 from .._util.sparse_rows import from_torch, rounding_of
 from .._util.vertices import vertex_mask
 from ..errors import ProblemError
-from ..kernels.extremes import extremes
-from ..kernels.weights import Weights
+from ..kernels.solve.extremes import extremes
+from .dense import DenseWeights
 from .sparse import SparseWeights, symmetric_part
-from .steps import common_divisor
+from .weights import Weights
 
 #: Sparse W stays sparse from this number of vertices on, if at most this share of its entries is stored.
 SPARSE_FROM, SPARSE_SHARE = 1000, 0.1
@@ -55,9 +53,9 @@ class Problem:
 
     Attributes
     ----------
-    W : Tensor, shape (..., n, n), float32 or float64
-        Node weights on the diagonal; edge weights are ``2 W_ij``. Methods registered with ``forms=`` also get W in
-        these forms, see `weights`; all others get a tensor.
+    weights : Weights
+        W, in the form that it has. Methods registered with ``forms=`` also get it in these forms; all others get a
+        tensor, `W`.
     k : Tensor, shape (...), int64
         Number of vertices to choose, per instance.
     candidates : Tensor, shape (..., n), bool
@@ -75,7 +73,7 @@ class Problem:
         of the rest. `Problem.of` never sets it.
     """
 
-    W: Tensor
+    weights: Weights
     k: Tensor
     candidates: Tensor
     k_max: int
@@ -133,9 +131,10 @@ class Problem:
         if _is_sparse_tensor(W) and stays_sparse(min(W.shape), W._nnz()):
             W = from_torch(W)
         if isinstance(W, Weights) or _stays_sparse(W):
+            weights: Weights
             weights, integer = (W, W.integer) if isinstance(W, Weights) else SparseWeights.of(W)
-            labels = own if labels is None else checked_labels(labels, weights.shape[-1])
-            return cls._with(cast(Tensor, weights), k, protected, labels, backend, integer, check)
+            labels = own if labels is None else checked_labels(labels, weights.n)
+            return cls._with(weights, k, protected, labels, backend, integer, check)
         # Sums of entries given twice are doubles, and no more symmetric than these entries were.
         spread = isinstance(W, Tensor) and W.layout != torch.strided
         rounding = rounding_of(W) if spread or hasattr(W, "tocsr") else None
@@ -149,53 +148,76 @@ class Problem:
             raise ProblemError(f"W is empty, shape {tuple(tensor.shape)}: give at least one instance with one vertex.")
         labels = own if labels is None else checked_labels(labels, tensor.shape[-1])
         if check:
-            tensor = _checked_weights(tensor, labels, rounding)
-        tensor = tensor.to(working_dtype(tensor.dtype))
-        return cls._with(tensor, k, protected, labels, backend, integer, check)
+            weights = _checked_weights(tensor, labels, rounding)
+        else:
+            weights = DenseWeights(tensor.to(working_dtype(tensor.dtype)))
+        return cls._with(weights, k, protected, labels, backend, integer, check)
 
     @classmethod
     def _with(
-        cls, W: Tensor, k: Any, protected: Any, labels: Any, backend: Backend, integer: bool, check: bool
+        cls, W: Weights, k: Any, protected: Any, labels: Any, backend: Backend, integer: bool, check: bool
     ) -> Problem:
         """The problem of a checked W."""
-        *batch, n, _ = W.shape
-        k_tensor, k_max = k_per_instance(k, tuple(batch), n, W.device)
-        blocked = vertex_mask(protected, "protected", labels, tuple(batch), n, W.device)
+        batch, n = W.batch, W.n
+        k_tensor, k_max = k_per_instance(k, batch, n, W.device)
+        blocked = vertex_mask(protected, "protected", labels, batch, n, W.device)
         candidates = (~blocked).expand(*batch, n)
         if check:
             check_enough_candidates(k_tensor, candidates, n)
         return cls(W, k_tensor, candidates, k_max, backend, integer, labels)
 
     @property
-    def weights(self) -> Weights | None:
-        """W, if it is in a form that is no tensor; None if it is a tensor."""
-        return self.W if isinstance(self.W, Weights) else None
+    def W(self) -> Tensor:  # noqa: N802
+        """Node weights on the diagonal, edge weights ``2 W_ij``: (..., n, n), float32 or float64.
+
+        Raises
+        ------
+        ProblemError
+            If W is in another form, which only methods registered with ``forms=`` see: they read `weights`.
+        """
+        return self.weights.tensor
 
     def dense(self, wanted_by: str) -> Problem:
-        """The same problem with W as a tensor.
+        """Return the same problem with W as a tensor.
 
         Raises
         ------
         ProblemError
             If that takes more memory than is free; the message names `wanted_by`, and says how much.
         """
-        weights = self.weights
-        return self if weights is None else replace(self, W=weights.dense(wanted_by))
+        if isinstance(self.weights, DenseWeights):
+            return self
+        return replace(self, weights=DenseWeights(self.weights.dense(wanted_by)))
+
+    def as_matrix(self, name: str) -> Problem:
+        """The same problem with W as a tensor, for the bound of this name, which holds for W as it is.
+
+        Raises
+        ------
+        ProblemError
+            As in `dense`, or if W would be rounded.
+        """
+        if self.weights.is_rounded:
+            raise ProblemError(
+                f"{name} reads W as a matrix, and W in its {self.weights.form} form would be rounded: use "
+                "grace_opt.bounds.certificate, which allows for it."
+            )
+        return self.dense(name)
 
     @property
     def n(self) -> int:
         """Number of vertices."""
-        return self.W.shape[-1]
+        return self.weights.n
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
         """The leading dimensions; () for a single instance."""
-        return tuple(self.W.shape[:-2])
+        return self.weights.batch
 
     @cached_property
     def diagonal(self) -> Tensor:
         """Node weights, shape (..., n)."""
-        return self.W.diagonal(dim1=-2, dim2=-1)
+        return self.weights.diagonal()
 
     @cached_property
     def step(self) -> Tensor:
@@ -203,20 +225,15 @@ class Problem:
 
         Of whole numbers, or these times a power of two, the largest: 2 for a graph, as f holds every edge twice.
         """
-        if self.weights is not None:
-            return self.weights.step(self.candidates)
-        flat = self.flatten()
-        each = zip(flat.W.detach().to("cpu").double().numpy(), flat.candidates.cpu().numpy(), strict=True)
-        found = [_step_of(W if alive.all() else W[np.ix_(alive, alive)]) for W, alive in each]
-        return torch.tensor(found, dtype=torch.float64, device=self.W.device).reshape(self.batch_shape)
+        return self.weights.step(self.candidates)
 
     def flatten(self) -> Problem:
-        """The same instances with exactly one batch dimension, as batched solvers get them."""
+        """Return the same instances with exactly one batch dimension, as batched solvers get them."""
         n = self.n
         required = None if self.required is None else self.required.reshape(-1, n)
         return replace(
             self,
-            W=self.W.reshape(-1, n, n),
+            weights=self.weights.reshape(-1, n, n),
             k=self.k.reshape(-1),
             candidates=self.candidates.reshape(-1, n),
             required=required,
@@ -225,22 +242,20 @@ class Problem:
     def instance(self, b: int) -> Problem:
         """Instance `b` of a flattened batch, without a batch dimension."""
         k, required = self.k[b], None if self.required is None else self.required[b]
-        return replace(self, W=self.W[b], k=k, candidates=self.candidates[b], k_max=int(k), required=required)
+        return self._part(b, k, int(k), required)
 
     def instances(self, rows: Tensor) -> Problem:
         """Some instances of a flattened batch, as a flattened batch."""
         k, required = self.k[rows], None if self.required is None else self.required[rows]
-        largest = int(k.max()) if len(rows) else 0
-        return replace(self, W=self.W[rows], k=k, candidates=self.candidates[rows], k_max=largest, required=required)
+        return self._part(rows, k, int(k.max()) if len(rows) else 0, required)
 
-
-def _step_of(W: npt.NDArray[np.float64]) -> float:
-    """`Problem.step` of one instance's candidates; a row of real weights shows that there is none."""
-    if W[:1].any() and not common_divisor(W[:1]):
-        return 0.0
-    weights = 2 * W
-    np.fill_diagonal(weights, W.diagonal())
-    return common_divisor(weights)
+    def _part(self, at: Any, k: Tensor, k_max: int, required: Tensor | None) -> Problem:
+        """The instances there, with their steps if these are known."""
+        weights, candidates = self.weights[at], self.candidates[at]
+        part = replace(self, weights=weights, k=k, candidates=candidates, k_max=k_max, required=required)
+        if "step" in self.__dict__:
+            part.__dict__["step"] = self.step[at]
+        return part
 
 
 def _stays_sparse(W: Any) -> bool:
@@ -261,7 +276,7 @@ def stays_sparse(n: int, entries: int) -> bool:
 
 
 def symmetrize(W: Any) -> Any:
-    """The symmetric part (W + Wᵀ) / 2, which has the same objective for every vertex set as W.
+    """Return the symmetric part (W + Wᵀ) / 2, which has the same objective for every vertex set as W.
 
     Parameters
     ----------
@@ -334,7 +349,7 @@ def _refuse_asymmetric(W: Tensor, labels: tuple[Any, ...] | None, eps: float) ->
             raise asymmetric([*at, i, j], difference, eps, (*of_both, float(largest[tuple(at)])), labels)
 
 
-def _checked_weights(W: Tensor, labels: tuple[Any, ...] | None, rounding: float | None) -> Tensor:
+def _checked_weights(W: Tensor, labels: tuple[Any, ...] | None, rounding: float | None) -> DenseWeights:
     """W, checked and made exactly symmetric; in float64 if sums would leave the range of float32."""
     n, eps = W.shape[-1], torch.finfo(W.dtype).eps if rounding is None else rounding
     finite, largest, worst = extremes(W)
@@ -351,4 +366,6 @@ def _checked_weights(W: Tensor, labels: tuple[Any, ...] | None, rounding: float 
     limits = torch.finfo(torch.float32)
     fits = (largest < limits.max / 8 / n**2) & ((largest == 0) | (largest > limits.tiny / limits.eps))
     dtype = working_dtype(W.dtype) if bool(fits.all()) else torch.float64
-    return W.to(dtype) if not bool(worst.any()) else _mean(W.to(torch.float64)).to(dtype)
+    if bool(worst.any()):
+        return DenseWeights(_mean(W.to(torch.float64)).to(dtype))
+    return DenseWeights(W.to(dtype), largest)

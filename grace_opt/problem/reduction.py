@@ -23,7 +23,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import cached_property, singledispatch
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,11 +34,12 @@ from .._util.arrays import backend_of, count_true
 from .._util.parameters import flag
 from .._util.vertices import vertex_mask
 from ..errors import OptionError, ProblemError
-from ..kernels.columns.source import EXACT, ColumnWeights
-from ..kernels.objective import objective
-from ..kernels.weights import Weights
+from ..kernels.solve.columns.source import EXACT
+from .dense import DenseWeights
+from .factored import FactoredWeights
 from .problem import Problem
 from .sparse import SparseWeights
+from .weights import Weights
 
 #: The last digit of the second part of a shift, relative to that of the first.
 LAST_DIGIT = 2.0**-16
@@ -56,6 +58,8 @@ class Reduction:
     maximize : bool
     rest : Tensor (B,), float64, or None
         What f has beyond the solvers' own objective, rounded downwards; None without required vertices.
+    unreduced : Problem or None
+        A flattened batch, to be minimised, with the required vertices among the others; None without any.
 
     Examples
     --------
@@ -68,6 +72,7 @@ class Reduction:
     problem: Problem
     maximize: bool = False
     rest: Tensor | None = None
+    unreduced: Problem | None = None
 
     @classmethod
     def of(cls, given: Problem, *, required: Any = None, maximize: Any = False, check: bool = True) -> Reduction:
@@ -81,44 +86,40 @@ class Reduction:
             If `maximize` is no bool, or vertices are required without the checks.
         """
         upwards = flag("maximize", maximize)
-        problem = dataclasses.replace(given, W=_negated(given.W)) if upwards else given
+        problem = dataclasses.replace(given, weights=given.weights.negated()) if upwards else given
         if required is None:
             return cls(given, problem, upwards)
         if not check:
             raise OptionError("required= reads W's data: leave check=False out.")
         if given.labels is None:
-            backend_of(given.W if given.backend.is_torch else np.empty(0), required)
+            backend_of(given.candidates if given.backend.is_torch else np.empty(0), required)
         n, batch = given.n, given.batch_shape
-        mask = vertex_mask(required, "required", given.labels, batch, n, given.W.device).expand(*batch, n)
+        mask = vertex_mask(required, "required", given.labels, batch, n, given.candidates.device).expand(*batch, n)
         _check_required(given, mask)
         if not bool(mask.any()):
             return cls(given, problem, upwards)
-        flat, chosen = problem.flatten(), mask.reshape(-1, n)
-        steps = flat.step.tolist() if given.integer else [0.0] * len(chosen)
-        if isinstance(flat.W, SparseWeights):
-            others = flat.candidates[0] & ~chosen[0]
-            sparse, constant = _take_out_edges(flat.W, chosen[0], others, int(flat.k[0]), steps[0])
-            W, rest = cast(Tensor, sparse), [constant]
-        elif isinstance(flat.W, ColumnWeights):
-            whole = given.integer and bool((flat.W.magnitude_rows().sum(-1) <= EXACT / 4).all())
-            columns, rest = _take_out_columns(flat, chosen, flat.step if whole else None)
-            W, problem = cast(Tensor, columns), dataclasses.replace(problem, integer=whole)
-        else:
-            W, rest = flat.W.to(torch.float64, copy=True), []
-            for b, (k, row, step) in enumerate(zip(flat.k.tolist(), chosen, steps, strict=True)):
-                rest.append(_take_out(W[b], row, flat.candidates[b] & ~row, k, step))
-        if not isinstance(W, ColumnWeights):  # whose sums all fit
-            _check_range(W, given)
-        k = problem.k - count_true(mask)
+        flat, k = problem.flatten(), problem.k - count_true(mask)
+        weights, rest, integer = _left_of(flat.weights, flat, mask.reshape(-1, n))
         problem = dataclasses.replace(
             problem,
-            W=W.reshape(*given.W.shape),
+            weights=weights.reshape(*batch, n, n),
             k=k,
             candidates=given.candidates & ~mask,
             k_max=int(k.max()),
+            integer=integer,
             required=mask,
         )
-        return cls(given, problem, upwards, torch.tensor(rest, dtype=torch.float64, device=W.device))
+        return cls(given, problem, upwards, torch.tensor(rest, dtype=torch.float64, device=k.device), flat)
+
+    @cached_property
+    def flat(self) -> Problem:
+        """What solvers get, a flattened batch: once, as its weights remember what was summed."""
+        return self.problem.flatten()
+
+    @property
+    def whole(self) -> Problem:
+        """The flattened batch of which `full` choices are choices: what is known of their sums is known here."""
+        return self.flat if self.unreduced is None else self.unreduced
 
     def check_options(self, options: Any) -> None:
         """Raise OptionError for ``path=True`` with required vertices: f for every k has none of its own for them."""
@@ -139,7 +140,7 @@ class Reduction:
         """The user's callback of a `Progress`, which gets objectives, bounds and masks of the problem as given."""
         if call is None or self.problem is self.given:
             return call
-        required = self.problem.flatten().required
+        required = self.flat.required
 
         def wrapped(progress: Any) -> Any:
             b = progress.instance
@@ -158,10 +159,7 @@ class Reduction:
 
     def value(self, found: Tensor, mask: Tensor) -> Tensor:
         """The least-sought objective of masks with the required vertices: -f if f is maximised; else f."""
-        if self.rest is None:
-            return found
-        exact = objective(self.given.flatten().W, mask)
-        return 0.0 - exact if self.maximize else exact
+        return found if self.rest is None else self.whole.weights.objective(mask)
 
     def bound(self, found: Tensor) -> Tensor:
         """A lower bound for the solvers' problem as one for the objective of `value`."""
@@ -191,11 +189,6 @@ class Reduction:
         return [0.0 - f if self.maximize and f is not None else f for f in moved]
 
 
-def _negated(W: Any) -> Any:
-    """-W: 0 - W, and not -W, which would hold negative zeros."""
-    return W.negated() if isinstance(W, Weights) else 0.0 - W
-
-
 def _check_required(given: Problem, mask: Tensor) -> None:
     def where(at: Sequence[int]) -> str:
         return f" in instance {list(at)}" if at else ""
@@ -211,6 +204,23 @@ def _check_required(given: Problem, mask: Tensor) -> None:
         at = many.nonzero()[0].tolist()
         count, k = int(count_true(mask)[tuple(at)]), int(given.k[tuple(at)])
         raise ProblemError(f"required names {count} vertices{where(at)}, but k = {k}: raise k, or require fewer.")
+
+
+_Left = tuple[Weights, list[float], bool]
+
+
+@singledispatch
+def _left_of(W: Weights, problem: Problem, required: Tensor) -> _Left:
+    """W of a flattened batch without required vertices, masks (B, n); the constants; and whether f is still whole."""
+    tensor, rest = W.tensor.to(torch.float64, copy=True), []
+    for b, (k, row, step) in enumerate(zip(problem.k.tolist(), required, _steps(problem), strict=True)):
+        rest.append(_take_out(tensor[b], row, problem.candidates[b] & ~row, k, step))
+    return _in_range(DenseWeights(tensor), W), rest, problem.integer
+
+
+def _steps(problem: Problem) -> list[float]:
+    """The step of each instance, 0 where it matters not."""
+    return problem.step.tolist() if problem.integer else [0.0] * len(problem.k)
 
 
 def _take_out(W: Tensor, required: Tensor, others: Tensor, k: int, step: float) -> float:
@@ -232,16 +242,16 @@ def _take_out(W: Tensor, required: Tensor, others: Tensor, k: int, step: float) 
     return sum_down([*constant, *(-part for part in shifts for _ in range(left))])
 
 
-def _take_out_edges(
-    W: SparseWeights, required: Tensor, others: Tensor, k: int, step: float
-) -> tuple[SparseWeights, float]:
-    """As `_take_out`, for sparse W, which is not changed: the new one, and the constant."""
-    own, left = W.nodes.tolist(), k - int(required.sum())
+@_left_of.register
+def _left_of_edges(W: SparseWeights, problem: Problem, required: Tensor) -> _Left:
+    """As `_take_out`, for sparse W, which is not changed."""
+    required, others = required[0], problem.candidates[0] & ~required[0]
+    own, left = W.nodes.tolist(), int(problem.k) - int(required.sum())
     constant = W.between(required, required).data.tolist() + W.nodes[required].tolist()
     without = W.without(required)
     if left == 0:
-        return without, sum_down(constant)
-    shifts, ties = _shifts(constant, left, step), W.between(others, required)
+        return without, [sum_down(constant)], problem.integer
+    shifts, ties = _shifts(constant, left, _steps(problem)[0]), W.between(others, required)
     free, ends, data = others.nonzero().flatten().tolist(), ties.indptr.tolist(), (2 * ties.data).tolist()
     alone: dict[float, float] = {}  # of vertices without a required neighbour: many have the same weight
     sums = []
@@ -254,24 +264,25 @@ def _take_out_edges(
     nodes = without.nodes.clone()
     nodes[others] = torch.tensor(sums, dtype=torch.float64, device=nodes.device)
     constant += [-part for part in shifts for _ in range(left)]
-    return without.with_diagonal(nodes), sum_down(constant)
+    return _in_range(without.with_diagonal(nodes), W), [sum_down(constant)], problem.integer
 
 
-def _take_out_columns(problem: Problem, required: Tensor, step: Tensor | None) -> tuple[ColumnWeights, list[float]]:
-    """As `_take_out`, for a flattened batch of W that is never formed: the new W, and the constants.
+@_left_of.register
+def _left_of_columns(W: FactoredWeights, problem: Problem, required: Tensor) -> _Left:
+    """As `_take_out`, for W that is never formed.
 
     Its sums are rounded, those of multiples of a step excepted: the constants are lowered by as much as f may be off.
     """
-    W = cast(ColumnWeights, problem.W)
+    exact = problem.integer and bool((W.magnitude_rows().sum(-1) <= EXACT / 4).all())
     constant, left = W.objective(required), problem.k - count_true(required)
     shift = torch.where(left > 0, constant / left.clamp(min=1), 0.0)
-    if step is not None:
-        shift = torch.where(step > 0, (shift / step).floor() * step, 0.0)
+    if exact:
+        shift = torch.where(problem.step > 0, (shift / problem.step).floor() * problem.step, 0.0)
     nodes = W.diagonal() + 2 * W.times(required) + shift.unsqueeze(-1)
     rest = constant - left * shift
-    if step is None:
+    if not exact:
         rest = rest - W.rounding(problem.k, problem.candidates)
-    return W.without(required).with_diagonal(nodes.masked_fill(required, 0.0)), rest.tolist()
+    return W.without(required).with_diagonal(nodes.masked_fill(required, 0.0)), rest.tolist(), exact
 
 
 def _shifts(constant: Sequence[float], left: int, step: float) -> list[float]:
@@ -298,16 +309,12 @@ def sum_down(terms: Sequence[float]) -> float:
     return math.nextafter(nearest, -math.inf) if math.fsum([*terms, -nearest]) < 0 else nearest
 
 
-def _check_range(W: Tensor, given: Problem) -> None:
-    """Raise if sums of the reduced W may overflow float64, as `Problem.of` does for W itself."""
-    largest = _largest(W)
-    if largest > torch.finfo(torch.float64).max / 8 / given.n**2:
-        size = _largest(given.W)
+def _in_range(W: Weights, given: Weights) -> Weights:
+    """The reduced W; raises ProblemError if sums of it may overflow float64, as `Problem.of` does for W as given."""
+    if float(W.largest().max()) > torch.finfo(torch.float64).max / 8 / W.n**2:
+        size = float(given.largest().max())
         raise ProblemError(
             f"max|W| = {size:.3g}: sums with the required vertices overflow float64. Divide W by {size:.3g}; f scales "
             "with it."
         )
-
-
-def _largest(W: Any) -> float:
-    return W.largest() if isinstance(W, SparseWeights) else float(W.abs().max())
+    return W

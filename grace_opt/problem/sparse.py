@@ -19,10 +19,11 @@ from .._util.array_like import wrong_dtype_error
 from .._util.matrices import UNITS_OF_LARGEST, asymmetric, lost_half_error, not_finite_error, symmetry_rtol
 from .._util.sparse_rows import by_rows, refuse_too_large, rounding_of
 from ..errors import ProblemError
-from ..kernels.objective import is_doubtful
-from ..kernels.sparse.forms import Graph
-from ..kernels.weights import Weights
+from ..kernels.solve.objective import is_doubtful
+from ..kernels.solve.sparse.forms import Graph
+from ..kernels.solve.sparse.greedy import path_of
 from .steps import common_divisor
+from .weights import Weights
 
 #: A scipy.sparse.csr_array; scipy ships no types.
 Edges: TypeAlias = Any
@@ -73,7 +74,7 @@ class SparseWeights(Weights):
 
     @classmethod
     def small(cls) -> Self:
-        """Return a batch of one with 24 vertices, for which every part of a search runs: to compile them."""
+        """Return W of 24 vertices, for which every part of a search runs."""
         from scipy.sparse import csr_array
 
         place = np.arange(24.0)
@@ -81,20 +82,17 @@ class SparseWeights(Weights):
 
     @property
     def n(self) -> int:
-        """Number of vertices."""
         return int(self.edges.shape[0])
 
     @property
     def device(self) -> torch.device:
-        """The CPU."""
         return self.nodes.device
 
     def numel(self) -> int:
         """Return the number of stored entries, each edge twice."""
         return int(self.edges.nnz) + self.n
 
-    def diagonal(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-        """Return the node weights."""
+    def diagonal(self) -> Tensor:
         return self.nodes.expand(*self.batch, self.n)
 
     def with_diagonal(self, diagonal: Tensor) -> Self:
@@ -102,12 +100,12 @@ class SparseWeights(Weights):
         return type(self)(self.edges, diagonal.reshape(self.n), self.batch)
 
     def negated(self) -> Self:
-        """Return -W."""
         return type(self)(-self.edges, 0.0 - self.nodes, self.batch)
 
-    def largest(self) -> float:
+    def largest(self) -> Tensor:
         """Return the largest absolute weight."""
-        return max(float(np.abs(part).max(initial=0.0)) for part in (self.edges.data, self.nodes.numpy()))
+        found = max(float(np.abs(part).max(initial=0.0)) for part in (self.edges.data, self.nodes.numpy()))
+        return torch.full(self.batch, found, dtype=torch.float64, device=self.device)
 
     def between(self, some: Tensor, others: Tensor) -> Edges:
         """Return the edges between two sets, masks (n,), as a matrix by rows."""
@@ -149,14 +147,16 @@ class SparseWeights(Weights):
         return self._each(mask, lambda one: self._sums(one)[2])
 
     def step(self, candidates: Tensor) -> Tensor:
-        """Return a number that divides f of every choice of candidates; 0: none is known."""
         alive = candidates.reshape(self.n)
         found = common_divisor(self.nodes[alive], 2 * self.between(alive, alive).data)
         return torch.full(self.batch, found, dtype=torch.float64, device=self.device)
 
+    def path(self, order: Tensor) -> Tensor:
+        return path_of(self.graph(), order[order >= 0][None])
+
     def _sums(self, mask: npt.NDArray[np.bool_]) -> tuple[float, float, float]:
         """f, what its rounding left, and the sum of absolute weights."""
-        from ..kernels.sparse.cpu.sums import objective
+        from ..kernels.solve.sparse.cpu.sums import objective
 
         last, *known = self._known.get("sums", (None,))
         if last is None or not np.array_equal(last, mask):
@@ -192,7 +192,6 @@ class SparseWeights(Weights):
         return same
 
     def clone(self) -> Self:
-        """Return the same W in memory of its own."""
         return type(self)(self.edges.copy(), self.nodes.clone(), self.batch)
 
     def numbers(self) -> list[Tensor]:

@@ -19,15 +19,14 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from .. import objective
 from .._util.names import did_you_mean
 from .._util.optional import pip_install
 from .._util.parameters import choice, flag, plain, shown
 from .._util.warning import warn
 from ..errors import OptionError, UnknownSolverError
 from ..kernels._shared.threads import always_compiled
-from ..kernels.columns.source import ColumnWeights
-from ..problem import FactoredWeights, Problem, SparseWeights, Weights
+from ..problem import DenseWeights, FactoredWeights, Problem, SparseWeights, Weights
+from ..problem.dense import small_weights
 from ..run import Run
 from ..solution import SolverResult
 from .pieces import in_pieces
@@ -92,24 +91,27 @@ class SolverSpec:
     searches: bool = False
     forms: tuple[str, ...] = ()
 
-    def prepare(self, dtype: torch.dtype = torch.float64, weights: Weights | None = None) -> None:
-        """Load compiled code for W of this dtype or form, compiling it first if it is new to this machine.
+    def prepare(self, weights: Weights | None = None) -> None:
+        """Load compiled code for W of this form and precision, compiling it first if it is new to this machine.
 
         Called before a time limit starts; does nothing unless the method is `compiled`, or takes sparse W.
         """
-        sparse = isinstance(weights, SparseWeights) and "sparse" in self.forms
-        if not self.compiled and not sparse:
+        small = small_weights() if weights is None else weights.small()
+        small = small if self.takes(small) else small_weights(small.dtype)
+        if not self.compiled and small.form == DenseWeights.form:
             return
         with _preparing:  # other threads wait until everything is ready
-            if (self.solver, dtype, sparse) not in _prepared:
-                place = torch.arange(24.0, dtype=torch.float64, device="cpu")
-                W = torch.cos(7 * place[:, None] * place).to(dtype)  # no bound settles it: every part of a search runs
-                small = Problem.of(SparseWeights.small() if sparse else W[None], 12)
+            if (self.solver, small.dtype, small.form) not in _prepared:
+                problem = Problem.of(small, 12)
                 with always_compiled():
-                    self.solver(small, self.options(), Run(0))
+                    self.solver(problem, self.options(), Run(0))
                     for spec in (get(name) for name in ("mies", "drop_greedy")):  # where others start
-                        objective.evaluate(small.W, spec.solve(small, spec.options(), Run(0)).mask)
-                _prepared.add((self.solver, dtype, sparse))
+                        problem.weights.objective(spec.solve(problem, spec.options(), Run(0)).mask)
+                _prepared.add((self.solver, small.dtype, small.form))
+
+    def takes(self, weights: Weights) -> bool:
+        """Whether the method takes W in this form; it gets a tensor otherwise."""
+        return weights.form in (DenseWeights.form, *self.forms)
 
     def make_options(self, given: Mapping[str, Any], arguments: Iterable[str] = ()) -> Any:
         """The options dataclass, or OptionError naming the accepted ones; `arguments` of the caller may be meant."""
@@ -127,14 +129,12 @@ class SolverSpec:
 
         Solvers of other packages get a copy, and an error if they write into it, unless `check` is False.
         """
-        if isinstance(problem.W, ColumnWeights) and (problem.W.whole_at_once() or problem.W.form not in self.forms):
+        if problem.weights.whole_at_once() or not self.takes(problem.weights):
             return in_pieces(problem, options, run, f"method {self.name!r}", partial(self.solve, check=check))
-        if problem.weights is not None and problem.weights.form not in self.forms:
-            problem = problem.dense(f"method {self.name!r}")
         theirs = check and str(getattr(self.solver, "__module__", "")).partition(".")[0] != "grace_opt"
         given = copy_of_problem(problem) if theirs else problem
         if run.numbers is None:
-            run = run.instances(range(problem.W.shape[0]))
+            run = run.instances(range(problem.k.shape[0]))
         result = self._solved(given, options, run)
         if theirs:
             refuse_overwritten(problem, given, self.name)
@@ -144,11 +144,11 @@ class SolverSpec:
         if self.batched:
             return checked_result(self.solver(problem, options, run), problem, self.name)
         results = []
-        for b in range(problem.W.shape[0]):
+        for b in range(problem.k.shape[0]):
             one, its = problem.instance(b), run.instance(b)
             its.begin()
             results.append(checked_result(self.solver(one, options, its), one, self.name))
-        device = problem.W.device
+        device = problem.weights.device
         unknown = torch.tensor(-torch.inf, dtype=torch.float64, device=device)
         false = torch.tensor(False, dtype=torch.bool, device=device)
         of_f = results[0].objective_stats  # one each, not their sum
@@ -165,7 +165,7 @@ class SolverSpec:
 
 def _noted(result: SolverResult, problem: Problem, run: Run) -> SolverResult:
     """Record f in the run; an instance that reached its target is not marked as cut short."""
-    run.note(objective.evaluate(problem.W, result.mask).tolist())
+    run.note(problem.weights.objective(result.mask).tolist())
     if result.limit is None or not run.targets:
         return result
     reached = torch.tensor(run.reached(), dtype=torch.bool, device=result.limit.device)
@@ -173,7 +173,7 @@ def _noted(result: SolverResult, problem: Problem, run: Run) -> SolverResult:
 
 
 _REGISTRY: dict[str, SolverSpec] = {}
-_prepared: set[tuple[Solver, torch.dtype, bool]] = set()
+_prepared: set[tuple[Solver, torch.dtype, str]] = set()
 _preparing = threading.RLock()  # reentrant: preparing a method calls others
 _loaded = False
 _this_thread = threading.local()  # `loading`: this thread is loading the solvers

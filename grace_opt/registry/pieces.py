@@ -1,4 +1,4 @@
-"""`in_pieces`: solve problems whose W is given by columns as dense ones, a few instances at a time.
+"""`in_pieces`: solve problems whose W is in another form as dense ones, a few instances at a time.
 
 When: `SolverSpec.solve`, where W of an instance takes little memory, or where a method needs a tensor. The time that is
 left is divided among the pieces.
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from .._util.array_like import as_tensor
 from .._util.parameters import plain
-from ..kernels.columns.source import ColumnWeights
 from ..problem import Problem
 from ..run import Run
 from ..solution import SolverResult
@@ -35,9 +34,7 @@ def in_pieces(
     ProblemError
         If W of one instance takes more memory than is free; the message names `wanted_by`.
     """
-    weights, count = problem.W, len(problem.k)
-    assert isinstance(weights, ColumnWeights)
-    size = max(1, weights.whole_at_once())
+    count, size = len(problem.k), max(1, problem.weights.whole_at_once())
     run = run.instances(range(count)) if run.numbers is None else run
     results, sizes = [], []
     for first in range(0, count, size):
@@ -46,7 +43,7 @@ def in_pieces(
         its = run if size >= count else _share(run.instances(rows.tolist()), 1 / math.ceil((count - first) / size))
         result = solve(part.dense(wanted_by), _of_rows(options, rows, problem), its)
         if result.lower_bound is not None and not problem.integer:
-            below = part.W.rounding(part.k, part.candidates)
+            below = part.weights.rounding(part.k, part.candidates)
             result = replace(result, lower_bound=result.lower_bound - below)
         results.append(result)
         sizes.append(len(rows))

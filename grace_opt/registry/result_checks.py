@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import objective
 from .._util.array_like import as_tensor
 from .._util.parameters import shown
 from ..errors import ProblemError, SolverError
@@ -35,7 +34,7 @@ def checked_result(result: Any, problem: Problem, name: str) -> SolverResult:
             f"SolverResult({type(result.mask).__name__})" if isinstance(result, SolverResult) else type(result).__name__
         )
         raise SolverError(f"method {name!r} returned {got}: return SolverResult(mask), the mask a bool torch tensor.")
-    mask, expected, device = result.mask, tuple(problem.candidates.shape), problem.W.device
+    mask, expected, device = result.mask, tuple(problem.candidates.shape), problem.weights.device
     if mask.dtype != torch.bool or tuple(mask.shape) != expected or mask.device != device:
         raise SolverError(
             f"{name} returned a mask of dtype {mask.dtype} and shape {tuple(mask.shape)} on {mask.device}; "
@@ -72,14 +71,14 @@ def _per_instance(value: Any, dtype: torch.dtype, problem: Problem, name: str) -
         raise SolverError(str(error)) from None
     if tuple(tensor.shape) != expected or (tensor.dtype == torch.bool) != (dtype == torch.bool):
         raise SolverError(f"{name} has dtype {tensor.dtype} and shape {tuple(tensor.shape)}: give {wanted}.")
-    return tensor.to(problem.W.device, dtype)
+    return tensor.to(problem.weights.device, dtype)
 
 
 def copy_of_problem(problem: Problem) -> Problem:
     """A copy of the problem, for a solver that might write into its input."""
     required = None if problem.required is None else problem.required.clone()
-    own = problem.W.clone(), problem.k.clone(), problem.candidates.clone()
-    return replace(problem, W=own[0], k=own[1], candidates=own[2], required=required)
+    own = problem.weights.clone(), problem.k.clone(), problem.candidates.clone()
+    return replace(problem, weights=own[0], k=own[1], candidates=own[2], required=required)
 
 
 def refuse_overwritten(given: Problem, left: Problem, name: str) -> None:
@@ -96,9 +95,6 @@ def refuse_overwritten(given: Problem, left: Problem, name: str) -> None:
 
 
 def _same_weights(given: Problem, left: Problem) -> bool:
-    if given.weights is None or left.weights is None:
-        bits = torch.int64 if given.W.dtype == torch.float64 else torch.int32  # NaNs with equal bits are equal
-        return torch.equal(given.W.view(bits), left.W.view(bits))
     before, after = given.weights.numbers(), left.weights.numbers()
     return len(before) == len(after) and all(map(_equal, before, after))
 
@@ -121,7 +117,7 @@ def bound_within_rounding(problem: Problem, mask: Tensor, value: Tensor, bound: 
     """
     if bool(((bound > value) | bound.isnan()).any()):
         # Rounding error of a solver's own sum of f.
-        rounding = 4 * problem.n * float(np.finfo(np.float64).eps) * objective.magnitude(problem.W, mask)
+        rounding = 4 * problem.n * float(np.finfo(np.float64).eps) * problem.weights.magnitude(mask)
         wrong = ~(bound <= value + rounding)
         if bool(wrong.any()):
             b = int(wrong.nonzero()[0])

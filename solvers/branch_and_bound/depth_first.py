@@ -1,7 +1,7 @@
 """`DepthFirst`: the compiled tree search of one subproblem, a slice of nodes at a time.
 
 For exact methods, which decide how long to search and what to do with the rest. The loop itself is in
-`grace_opt.kernels.search.cpu`.
+`grace_opt.kernels.solve.search.cpu`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DepthFirst:
 
         Updates `least_leaf` from the leaves among them, rounding included.
         """
-        from grace_opt.kernels.search.cpu import search  # importing numba takes a while
+        from grace_opt.kernels.solve.search.cpu import search  # importing numba takes a while
 
         r, began = self.relaxation, time.monotonic()
         self.top, best, used, leaf = search(

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from grace_opt import bounds, objective, registry
+from grace_opt import bounds, registry
 from grace_opt._util.arrays import count_true
 from grace_opt.bounds import fixing
 from grace_opt.bounds.dnn import SECONDS_PER_DNN_STEP, DnnMultipliers, dnn_relaxation
@@ -107,7 +107,10 @@ def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run)
     masks = _incumbents(problem, options.start, run.until(0.25)).cpu().numpy()
     run.ctrl_c_stops()
     rows = bounds.row_bound_in_time(problem, run.beside_search()).tolist()
-    trees = [_Tree(problem.instance(b), masks[b], rows[b], options, run.instance(b)) for b in range(len(masks))]
+    steps = problem.step.tolist()  # once: instances know theirs
+    trees = [
+        _Tree(problem.instance(b), steps[b], masks[b], rows[b], options, run.instance(b)) for b in range(len(masks))
+    ]
     map_in_threads(_Tree.grow, trees, run)
     for tree in trees:
         tree.enumerate_if_in_doubt()
@@ -144,6 +147,7 @@ class _Tree:
     def __init__(
         self,
         problem: Problem,
+        step: float,
         mask: npt.NDArray[np.bool_],
         bound: float,
         options: BranchAndBoundOptions,
@@ -155,7 +159,7 @@ class _Tree:
         self.value, self.allowed = self._exact(mask)
         self.known_bound = bound / self.scale
         self.exact = sums_are_exact(problem)
-        self.step = float(problem.step) / self.scale
+        self.step = step / self.scale
         self.rounding = 0.0  # of the first relaxation
         self.floor = math.inf  # least cutoff that parts were closed with, and least leaf that rounding leaves in doubt
         self.open: list[_Open] = []
@@ -355,7 +359,7 @@ class _Tree:
     def _exact(self, mask: npt.NDArray[np.bool_]) -> tuple[float, float]:
         """f of a choice, recomputed, and the tolerance for the rounding of its weights."""
         chosen = torch.from_numpy(mask).to(self.problem.W.device)
-        value, allowed = objective.evaluate(self.problem.W, chosen), rounding(self.problem, chosen)
+        value, allowed = self.problem.weights.objective(chosen), rounding(self.problem, chosen)
         return float(value) / self.scale, float(allowed) / self.scale
 
     def _report(self, bound: float = -math.inf) -> None:

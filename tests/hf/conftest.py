@@ -15,7 +15,9 @@ from transformers import DynamicCache
 
 import grace_opt.hf
 from grace_opt.attention.provider import DEFAULT_RATIO
-from grace_opt.hf import CompressedCache, fingerprint, saving
+from grace_opt.hf import CompressedCache
+from grace_opt.hf.engine import saving
+from grace_opt.hf.models import fingerprint
 
 FAMILIES = {
     "llama": ("Llama", {}),

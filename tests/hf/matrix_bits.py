@@ -16,8 +16,8 @@ from transformers import DynamicCache
 
 from grace_opt.errors import CacheError
 from grace_opt.hf import CompressedCache
-from grace_opt.hf.bits.code_prompt import MIN_TOKENS
-from grace_opt.kernels import coded as kernels
+from grace_opt.hf.stores.coded.code_prompt import MIN_TOKENS
+from grace_opt.kernels.cache import coded as kernels
 from tests.hf.matrix import (
     MODES,
     PADDING,

@@ -19,7 +19,7 @@ from transformers.distributed import DistributedConfig
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import GraceError
 from grace_opt.hf import CompressedCache, LayerBudgets, LayerLosses, attach
-from grace_opt.hf.eviction import SnapKV
+from grace_opt.hf.evict.eviction import SnapKV
 
 WINDOWS = {"recent_window": 8, "observation_window": 6}
 LOSSES = LayerLosses((0, 1), (0.25, 0.5), (((0.4, 0.1), (0.01, 0.001)), ((0.02, 0.01), (0.3, 0.1))))
@@ -91,7 +91,7 @@ def widths(cache):
 
 def kept(cache):
     """The kept channels as the layers store them."""
-    return [torch.cat([run.kept_indices for run in layer.compressed.groups], dim=1).tolist() for layer in cache.layers]
+    return [layer.compressed.kept_channels().tolist() for layer in cache.layers]
 
 
 def saved(model, folder, rank):

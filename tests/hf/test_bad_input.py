@@ -19,17 +19,17 @@ from grace_opt.hf import (
     CacheConfig,
     CompressedCache,
     PyramidKV,
-    Quantization,
+    Quantize,
     SnapKV,
     StreamingLLM,
-    _compat,
     attach,
     calibrate,
 )
-from grace_opt.hf.observation import Observation
+from grace_opt.hf.models import compat as _compat
+from grace_opt.hf.models.observation import Observation
 
 quantises = pytest.mark.skipif(importlib.util.find_spec("optimum") is None, reason="optimum-quanto is not installed")
-BITS = Quantization(keys=4, values=4, group_size=8)
+BITS = Quantize(keys=4, values=4, group_size=8)
 
 
 class TestRowOfPadding:
@@ -123,7 +123,7 @@ class TestNumberOfLayers:
 
     def test_of_calibrated_masks_is_that_of_the_layers_that_are_pruned(self, tiny, prune):
         model = tiny(num_hidden_layers=3)
-        masks = calibrate(model, [torch.arange(3, 20)], dense_layers=1)
+        masks = calibrate.masks(model, [torch.arange(3, 20)], dense_layers=1)
         assert masks.pruned.shape[0] == 2
         assert prune(model, masks=masks, dense_layers=1).prunable_layers == (1, 2)
         with pytest.raises(MaskError, match="it has 2 layers, the model has 3, of which 3 can be pruned"):
@@ -150,7 +150,7 @@ class TestQuantisation:
     def test_of_a_prompt_that_fills_no_group_says_that_the_group_is_too_large(self, tiny, prune, prompt):
         model = tiny()
         with pytest.warns(UserWarning, match="group_size=64"), torch.no_grad():
-            model(prompt, past_key_values=prune(model, quantize=Quantization(keys=4, group_size=64)))
+            model(prompt, past_key_values=prune(model, quantize=Quantize(keys=4, group_size=64)))
 
 
 class TestPromptWithoutTokens:
@@ -222,8 +222,8 @@ class TestShortPrompt:
         ({"recent_window": 8, "sink_tokens": 4}, 12, "recent_window or sink_tokens"),
         ({"recent_window": 40, "sink_tokens": 4}, 40, "recent_window"),
         ({"recent_window": 40, "sink_tokens": 40}, 40, "recent_window and sink_tokens"),
-        ({"recent_window": 8, "quantize": Quantization(4)}, 40 - 1, "group_size or recent_window"),
-        ({"recent_window": 8, "sink_tokens": 40, "quantize": Quantization(4)}, 40, "sink_tokens"),
+        ({"recent_window": 8, "quantize": Quantize(keys=4)}, 40 - 1, "group_size or recent_window"),
+        ({"recent_window": 8, "sink_tokens": 40, "quantize": Quantize(keys=4)}, 40, "sink_tokens"),
         ({"recent_window": 8, "read": "channels"}, 8, "recent_window"),
     ],
 )

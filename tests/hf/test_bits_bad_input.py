@@ -18,16 +18,16 @@ from grace_opt.errors import CacheError, CalibrationError, OptionError
 from grace_opt.hf import (
     CacheConfig,
     CompressedCache,
-    Quantization,
+    Quantize,
     StreamingLLM,
     attach,
     attention_implementation,
-    calibrate_basis,
+    calibrate,
     capture_attention,
 )
-from grace_opt.hf.bits.calibrated import CalibratedBasis
-from grace_opt.hf.observation import Observation
-from grace_opt.hf.storage import Tail
+from grace_opt.hf.bases.calibrated import CalibratedBasis
+from grace_opt.hf.models.observation import Observation
+from grace_opt.hf.stores.tail import Tail
 from tests.hf.conftest import build
 
 NOT_NUMBERS = (0, -1, 16.5, math.nan, math.inf, True, "2", np.array([2.0, 3.0]), [2, 3], {}, 10**400)
@@ -36,7 +36,7 @@ NOT_NUMBERS = (0, -1, 16.5, math.nan, math.inf, True, "2", np.array([2.0, 3.0]),
 @pytest.fixture(scope="module")
 def basis_file(tmp_path_factory):
     file = tmp_path_factory.mktemp("bases") / "llama.safetensors"
-    calibrate_basis(build("Llama"), None, [torch.arange(3, 90).repeat(3)]).save(file)
+    calibrate.basis(build("Llama"), None, [torch.arange(3, 90).repeat(3)]).save(file)
     return file
 
 
@@ -67,9 +67,9 @@ class TestSettings:
     @pytest.mark.parametrize("value", [np.float32(2.25), np.array(2.25), torch.tensor(2.25), 2.25])
     def test_numbers_of_other_libraries_become_plain(self, value):
         config = CacheConfig(bits=value)
-        assert type(config.bits) is float
+        assert type(config.bits.bits) is float
         assert json.loads(json.dumps(config.to_dict()))["bits"] == 2.25
-        assert type(CacheConfig(total_bytes=np.int64(5000)).total_bytes) is int
+        assert type(CacheConfig(total_bytes=np.int64(5000)).bits.total_bytes) is int
 
     @pytest.mark.parametrize(
         ("bits", "says"), [(0.0625, "alone take 0.0625 bits"), (1e-9, r"bits=1e-09: the classes of the tokens alone")]
@@ -103,7 +103,7 @@ class TestSettings:
             {"ratio": [0.5, 0.5]},
             {"ratio": np.array([0.5, 0.5])},
             {"kept_channels": 8},
-            {"quantize": Quantization(keys=4)},
+            {"quantize": Quantize(keys=4)},
             {"protect": (0.1, 0.2)},
             {"method": "think"},
             {"weight": "signed"},
@@ -133,7 +133,7 @@ class TestSettings:
             ({"bit": 2}, "For bit, write bits="),
             ({"bits_": 2}, "For bits_, write bits="),
             ({"bits": 2, "recent_windw": 8}, r"has no setting recent_windw\..* write recent_window="),
-            ({"nbits": 2}, r"For nbits, write bits=, the mean over all channels, or quantize=Quantization\(keys=4\)"),
+            ({"nbits": 2}, r"For nbits, write bits=, the mean over all channels, or quantize=Quantize\(4\)"),
             ({"kv_bits": 2}, "For kv_bits, write bits="),
             ({"keybits": 2, "value_bits": 2}, "value_bits given: .*For keybits, write key_bits="),
             ({"max_bytes": 2}, "For max_bytes, write total_bytes="),
@@ -169,7 +169,7 @@ class TestSettings:
     @pytest.mark.parametrize("name", ["method", "ratio", "weight", "fused", "seed", "observation_window"])
     @pytest.mark.parametrize("make", ["CacheConfig", "CompressedCache", "attach"])
     def test_beside_what_they_would_ignore_are_refused_even_at_its_default(self, make, name):
-        given = {"bits": 2, "basis": "none", name: getattr(CacheConfig(), name)}
+        given = {"bits": 2, "basis": "none", name: CacheConfig().to_dict()[name]}
         model = build("Llama")
         makers = {
             "CacheConfig": CacheConfig,
@@ -208,7 +208,7 @@ class TestBasis:
         assert CacheConfig(trellis=False) == CacheConfig(bits=2.25, trellis=False)  # the default has bits
         with pytest.raises(OptionError, match="trellis=True is for bits="):
             CacheConfig(trellis=True, read="pages")
-        assert CacheConfig(read="pages").trellis is None
+        assert CacheConfig(read="pages").to_dict()["trellis"] is None
         with pytest.raises(OptionError, match="trellis='yes': give True or False"):
             CacheConfig(bits=2, trellis="yes")
         for budget in ({"bits": 2}, {"key_bits": 2, "value_bits": 3}, {"total_bytes": 10**6}):
@@ -237,14 +237,16 @@ class TestBasis:
             made(tmp_path / "cut", bits=2)
 
     def test_of_a_model_whose_tokenizer_nobody_knows(self):
-        with pytest.raises(CalibrationError, match=r"calibrate_basis\(model, tokenizer\)\.save\(FILE\) and basis=FILE"):
+        with pytest.raises(
+            CalibrationError, match=r"calibrate\.basis\(model, tokenizer\)\.save\(FILE\) and basis=FILE"
+        ):
             CompressedCache(build("Llama"), bits=2)
         with pytest.raises(CalibrationError, match="a configuration has no weights"):
             CompressedCache(build("Llama").config, bits=2)
 
     def test_from_a_text_that_is_too_short(self):
         with pytest.raises(CalibrationError, match="token"):
-            calibrate_basis(build("Llama"), None, [torch.arange(3, 5)])
+            calibrate.basis(build("Llama"), None, [torch.arange(3, 5)])
 
 
 class TestPrompt:
@@ -357,7 +359,8 @@ class TestNumbers:
     def check(layer, keys, values, share):
         """All decoded numbers are finite and near the given ones, also those of a block that is appended."""
         old, block = layer.compressed.length, slice(40, 104)
-        layer._move_block(Tail(keys[:, :, block], values[:, :, block]))
+        newer = Tail(keys[:, :, block], values[:, :, block])
+        layer.compressed = layer.compressed.extended(layer.plan, newer)
         for decoded, given in zip(layer.full_width(), (keys, values), strict=True):
             decoded, given = decoded.double(), given.double()
             assert decoded.isfinite().all()
@@ -424,7 +427,7 @@ def test_no_warning_of_numpy_or_torch(made):
 def last_logits(model, ids, basis, file):
     """Those of a coded cache and of a dense one."""
     if basis == "calibrated":
-        calibrate_basis(model, None, [ids]).save(file)
+        calibrate.basis(model, None, [ids]).save(file)
         basis = file
     found = []
     for cache in (CompressedCache(model, bits=8, basis=basis), None):

@@ -20,11 +20,11 @@ from grace_opt.hf import (
     SnapKV,
     StreamingLLM,
     attention_implementation,
-    calibrate_basis,
+    calibrate,
 )
-from grace_opt.hf.bits import heads
-from grace_opt.hf.bits.code_prompt import MIN_TOKENS
-from grace_opt.hf.bits.codebooks import distortions
+from grace_opt.hf.bases.codebooks import distortions
+from grace_opt.hf.stores.coded import heads
+from grace_opt.hf.stores.coded.code_prompt import MIN_TOKENS
 from tests.hf.conftest import RECENT, build
 
 LENGTH, PADDING = 150, 21
@@ -42,7 +42,7 @@ def basis_file(tmp_path_factory):
     """The basis of the tiny Llama."""
     path = tmp_path_factory.mktemp("basis") / "llama.safetensors"
     text = torch.randint(3, 97, (200,), generator=torch.Generator().manual_seed(9))
-    calibrate_basis(build("Llama"), None, [text]).save(path)
+    calibrate.basis(build("Llama"), None, [text]).save(path)
     return path
 
 
@@ -115,7 +115,7 @@ class TestBits:
         """Each layer counts by its tokens: shares of layers that keep few cost little."""
         model, file, mask = tiny(num_hidden_layers=3), tmp_path / "basis.safetensors", torch.ones_like(ids)
         mask[1, :padding] = 0
-        basis = calibrate_basis(model, None, [ids[0]])
+        basis = calibrate.basis(model, None, [ids[0]])
         kinds = ("key_rates", "value_rates")
         few = {kind: {n: each * 0.3**n for n, each in getattr(basis, kind).items()} for kind in kinds}
         replace(basis, **few).save(file)
@@ -136,7 +136,7 @@ class TestBits:
     def test_are_kept_by_the_layers_that_are_coded(self, tiny, ids, read, tmp_path):
         """Shares are those among the coded layers, not among all that were calibrated."""
         model = tiny(num_hidden_layers=3)
-        basis = calibrate_basis(model, None, [ids[0]])
+        basis = calibrate.basis(model, None, [ids[0]])
         rates = {layer: each * (0.2 if layer == 0 else 1.0) for layer, each in basis.key_rates.items()}
         replace(basis, key_rates=rates).save(tmp_path / "basis.safetensors")
         settings = {"bits": 2, "basis": tmp_path / "basis.safetensors"}
@@ -161,8 +161,9 @@ class TestBits:
             for name, tensor in expected.tensors().items():
                 assert torch.equal(row.tensors()[name], tensor), name
         for layer in both.layers:
-            sizes = {name: size for name, size in layer.compressed.sizes().items() if "elements" not in name}
-            assert sum(sizes.values()) == sum(part.nbytes for part in layer.compressed.parts().values())
+            sizes, stored = layer.compressed.sizes(), layer.compressed.held().values()
+            kinds = ("keys", "sink_keys", "values", "indices", "reading")
+            assert sum(sizes[kind] for kind in kinds) == sum(part.nbytes for part in stored)
         spare = 8 * 2 * -(-(LENGTH - RECENT) // 8)  # which places are padding, a bit each
         elements = both.memory_report().coded_key_elements + both.memory_report().coded_value_elements
         assert both.memory_report().bits <= 4 + spare / elements

@@ -15,19 +15,20 @@ from typer.testing import CliRunner
 
 from grace_opt.cli.app import app
 from grace_opt.errors import CacheError, CalibrationError, OptionError
-from grace_opt.hf import CalibratedBasis, calibrate_basis, capture_attention
-from grace_opt.hf.bits import at_hand, basis_folder
-from grace_opt.hf.bits.at_hand import basis_for
-from grace_opt.hf.bits.basis import SHRINKAGE, Basis, joint_basis
-from grace_opt.hf.bits.basis_file import FORMAT
-from grace_opt.hf.bits.calibrate import places
-from grace_opt.hf.bits.classes import SINKS, WEIGHT_FLOOR, WINDOW, class_sizes
-from grace_opt.hf.bits.codebooks import WIDTHS, distortions
-from grace_opt.hf.bits.moments import ENERGY_STRIDE
-from grace_opt.hf.bits.projection import value_metric
-from grace_opt.hf.bits.rates import hull, rates, rates_of_mean, steps
+from grace_opt.hf import CalibratedBasis, calibrate, capture_attention
+from grace_opt.hf.bases import at_hand, basis_folder
+from grace_opt.hf.bases.at_hand import basis_for
+from grace_opt.hf.bases.basis import SHRINKAGE, Basis, joint_basis
+from grace_opt.hf.bases.basis_file import FORMAT
+from grace_opt.hf.bases.calibrate import places
+from grace_opt.hf.bases.classes import WEIGHT_FLOOR, WINDOW, class_sizes
+from grace_opt.hf.bases.codebooks import WIDTHS, distortions
+from grace_opt.hf.bases.moments import ENERGY_STRIDE
+from grace_opt.hf.bases.rates import hull, rates, rates_of_mean, steps
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
-from grace_opt.hf.recording import record
+from grace_opt.hf.models.projection import value_metric
+from grace_opt.hf.models.recording import record
+from grace_opt.hf.settings.bits import SINKS
 from tests.hf.matrix import FAMILIES, model_of
 
 INNER = slice(SINKS, -WINDOW)
@@ -42,7 +43,7 @@ def ids(length=150, seed=1):
 @pytest.fixture(scope="module")
 def made():
     model = model_of("Llama")
-    return model, calibrate_basis(model, None, [ids()])
+    return model, calibrate.basis(model, None, [ids()])
 
 
 def moment(rows):
@@ -146,7 +147,7 @@ def received(queries, keys, scaling):
 
 def test_rates_follow_from_the_attention_of_the_text():
     model = model_of("Llama")
-    basis = calibrate_basis(model, None, [ids()], end_to_end=False)
+    basis = calibrate.basis(model, None, [ids()], end_to_end=False)
     bits = np.array(WIDTHS)
     for layer, seen in seen_by(model, 150).items():
         queries, keys, values = (each[0].double().numpy() for each in (seen.query, seen.key, seen.value))
@@ -173,7 +174,7 @@ def test_rates_follow_from_the_attention_of_the_text():
 
 def test_a_text_that_comes_twice_counts_as_once(made):
     model, basis = made
-    twice = calibrate_basis(model, None, [ids(), ids()])
+    twice = calibrate.basis(model, None, [ids(), ids()])
     torch.testing.assert_close(twice.multipliers, basis.multipliers, rtol=1e-5, atol=0)  # made from float32
     for layer in basis.layers:
         torch.testing.assert_close(twice.keys[layer].energy, basis.keys[layer].energy)
@@ -204,7 +205,7 @@ def test_heads_that_nothing_needs_get_nothing():
     with torch.no_grad():
         model.model.layers[0].self_attn.o_proj.weight[:, :32] = 0  # the query heads of KV head 0
         model.model.layers[1].self_attn.k_proj.weight[16:] = 0  # all keys of KV head 1 are equal
-    basis = calibrate_basis(model, None, [ids()])
+    basis = calibrate.basis(model, None, [ids()])
     shares = basis.shares(2, 2)
     assert shares[0][1][0] == 0 < shares[0][1][1]
     assert shares[1][0][1] == 0 < shares[1][0][0]
@@ -213,7 +214,7 @@ def test_heads_that_nothing_needs_get_nothing():
 def test_texts_of_any_lengths_count_and_order_does_not():
     model = model_of("Llama")
     texts = [ids(250, 1), ids(256, 2), ids(90, 3), ids(20, 4)]
-    forwards, backwards = (calibrate_basis(model, None, each) for each in (texts, texts[::-1]))
+    forwards, backwards = (calibrate.basis(model, None, each) for each in (texts, texts[::-1]))
     assert forwards.texts == 3
     assert forwards.tokens == 596
     for layer in forwards.layers:
@@ -221,7 +222,7 @@ def test_texts_of_any_lengths_count_and_order_does_not():
         torch.testing.assert_close(forwards.value_rates[layer], backwards.value_rates[layer], atol=0.05, rtol=0)
     # All channels of all classes in 8 bits, and their scales; of texts with more and with fewer classes, the mean.
     assert all(8 < float(each.max()) < 9 for each in forwards.key_rates.values())
-    cut = calibrate_basis(model, None, texts, tokens=100)
+    cut = calibrate.basis(model, None, texts, tokens=100)
     assert cut.tokens == 100 + 100 + 90
     assert len({len(class_sizes(each - SINKS - WINDOW)) for each in (188, 192, 68)}) > 1
 
@@ -237,9 +238,9 @@ def test_every_family_is_calibrated_or_refused_by_name(family):
         refused = family in ("Falcon", "Bloom", "DiffLlama")
     if refused:
         with pytest.raises(CacheError, match="transformers"):
-            calibrate_basis(model, None, [ids()])
+            calibrate.basis(model, None, [ids()])
     else:
-        basis = calibrate_basis(model, None, [ids()])
+        basis = calibrate.basis(model, None, [ids()])
         basis.check_model(model)
         for layer, seen in capture_attention(model, ids()[None], layers=basis.layers).items():
             assert basis.keys[layer].encode.shape == (seen.keys.shape[1], *seen.keys.shape[-1:] * 2)
@@ -289,7 +290,7 @@ def test_half_precision_with_large_activations(dtype):
             layer.self_attn.k_proj.weight.mul_(1000)
             layer.self_attn.q_proj.weight.div_(1000)
     assert max(seen.keys.abs().max() for seen in capture_attention(model, ids()[None]).values()) > 5e3
-    basis = calibrate_basis(model.to(dtype), None, [ids()])
+    basis = calibrate.basis(model.to(dtype), None, [ids()])
     assert all(each.encode.isfinite().all() and each.decode.isfinite().all() for each in basis.keys.values())
 
 
@@ -298,7 +299,7 @@ def test_numbers_that_are_not_finite_are_named():
     with torch.no_grad():
         model.model.layers[1].self_attn.v_proj.weight[3, 3] = torch.nan
     with pytest.raises(CalibrationError, match="layer 1, text 1: the values are not finite"):
-        calibrate_basis(model, None, [ids()])
+        calibrate.basis(model, None, [ids()])
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -319,7 +320,7 @@ def test_the_model_is_left_as_it_was_and_gradients_still_work():
     model = copy.deepcopy(model_of("Llama")).train()
     model.model.layers[0].eval()
     with torch.inference_mode():
-        basis = calibrate_basis(model, None, [ids()])
+        basis = calibrate.basis(model, None, [ids()])
     assert model.training
     assert model.model.layers[1].self_attn.training
     assert not model.model.layers[0].self_attn.training
@@ -335,7 +336,7 @@ def test_the_model_is_left_as_it_was_and_gradients_still_work():
         ((None, []), "empty list"),
         ((None, "text"), "must be a list"),
         ((None, ids()), "must be a list"),
-        ((None, ["text"]), r"write calibrate_basis\(model, texts, tokenizer\)|need their tokenizer"),
+        ((None, ["text"]), r"write calibrate\.basis\(model, texts, tokenizer\)|need their tokenizer"),
         ((None, [3]), "text 1 is of type int"),
         ((None, [ids(99), ids(0)]), "text 2 has token numbers of shape"),
         ((5,), "an? int is not a tokenizer"),
@@ -343,25 +344,25 @@ def test_the_model_is_left_as_it_was_and_gradients_still_work():
 )
 def test_wrong_arguments(arguments, message):
     with pytest.raises(OptionError, match=message):
-        calibrate_basis(model_of("Llama"), *arguments)
+        calibrate.basis(model_of("Llama"), *arguments)
 
 
 def test_texts_that_are_too_short():
     for texts in ([ids(30)] * 9, [ids(60)] * 2, [ids(99)]):
         with pytest.raises(CalibrationError, match="at least 64 are needed"):
-            calibrate_basis(model_of("Llama"), None, texts)
+            calibrate.basis(model_of("Llama"), None, texts)
     with pytest.raises(OptionError, match="tokens"):
-        calibrate_basis(model_of("Llama"), None, [ids()], tokens=0)
+        calibrate.basis(model_of("Llama"), None, [ids()], tokens=0)
 
 
 def test_texts_with_few_tokens_for_their_channels_are_told_of():
     few, many = (torch.arange(3, 90).repeat(9)[: SINKS + WINDOW + count] for count in (255, 256))
     with pytest.warns(UserWarning, match="made from 255 tokens, and with fewer than 256 it is mostly chance") as said:
-        calibrate_basis(load_pocket()[0], None, [few], end_to_end=False)
+        calibrate.basis(load_pocket()[0], None, [few], end_to_end=False)
     assert said[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        calibrate_basis(load_pocket()[0], None, [many, ids(30)], end_to_end=False)
+        calibrate.basis(load_pocket()[0], None, [many, ids(30)], end_to_end=False)
 
 
 def test_a_file_gives_back_everything(made, tmp_path):
@@ -444,7 +445,7 @@ def test_another_models_basis_is_refused_by_name(made, monkeypatch):
     monkeypatch.setattr(type(tuned), "tp_size", 2, raising=False)  # whose weights have no digest
     basis.check_model(tuned)
     with pytest.raises(CalibrationError, match="rank 0 of 1 of the model"):
-        calibrate_basis(tuned, None, [ids()])
+        calibrate.basis(tuned, None, [ids()])
     with pytest.raises(CalibrationError, match="rank 0 of 1 of the model"):
         basis_for(tuned, "calibrated")
 
@@ -465,13 +466,13 @@ def cache_folder(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setattr(basis_folder, "cached_assets_path", lambda *names: folder)
     monkeypatch.setattr(at_hand, "shipped_texts", lambda: ["the quiet river runs past a late singer " * 20])
-    original = at_hand.calibrate_basis
+    original = at_hand.calibrate.basis
 
     def counted(*arguments, **options):
         calls.append(threading.get_ident())
         return original(*arguments, **options)
 
-    monkeypatch.setattr(at_hand, "calibrate_basis", counted)
+    monkeypatch.setattr(at_hand.calibrate, "basis", counted)
     return folder, calls
 
 
@@ -549,7 +550,7 @@ def test_without_a_folder_it_is_kept_in_memory_with_one_warning(cache_folder, mo
 def test_what_is_missing_is_named(made, tmp_path):
     model, basis = made
     assert basis_for(model, basis) is basis
-    with pytest.raises(CalibrationError, match=r"configuration has no weights.*grace-opt basis"):
+    with pytest.raises(CalibrationError, match=r"configuration has no weights.*grace-opt calibrate basis"):
         basis_for(model.config)
     with pytest.raises(CalibrationError, match=r"tokenizer is unknown.*basis=FILE"):
         basis_for(copy.deepcopy(model))
@@ -585,7 +586,7 @@ def test_a_file_is_read_again_once_it_has_changed(made, tmp_path):
 def test_the_command_line_writes_a_file(tmp_path):
     (tmp_path / "t.txt").write_text("the quiet river runs past a late singer " * 20, encoding="utf-8")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    run = lambda *given: CliRunner().invoke(app, ["basis", *map(str, given)])  # noqa: E731
+    run = lambda *given: CliRunner().invoke(app, ["calibrate", "basis", *map(str, given)])  # noqa: E731
     out = tmp_path / "b.safetensors"
     shown = run("pocket", "--text", tmp_path / "t.txt", "-o", out)
     assert shown.exit_code == 0, shown.output

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from grace_opt.hf.bits.classes import CLASS_STEP, FRACTIONS, class_sizes, token_weights
+from grace_opt.hf.bases.classes import CLASS_STEP, FRACTIONS, class_sizes, token_weights
 
 COUNTS = range(6000)
 

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grace_opt.hf.bits.bitplanes import append_bits, pack_bits, pack_codes, unpack_bits, unpack_codes
-from grace_opt.hf.bits.codebooks import EVEN_WIDTH, WIDTHS, codebooks, distortions, gaussian_levels
-from grace_opt.hf.bits.codes import Codes, Part, encode, fixed_bits, stacked
-from grace_opt.hf.bits.row import inverse
-from grace_opt.kernels import coding
+from grace_opt.hf.bases.codebooks import EVEN_WIDTH, WIDTHS, codebooks, distortions, gaussian_levels
+from grace_opt.hf.stores.coded.bitplanes import append_bits, pack_bits, pack_codes, unpack_bits, unpack_codes
+from grace_opt.hf.stores.coded.codes import Codes, Part, encode, fixed_bits, stacked
+from grace_opt.hf.stores.coded.row import inverse
 from grace_opt.kernels._shared.threads import always_compiled
+from grace_opt.kernels.cache import coding
 from tests import oracle
 
 COUNTS = st.sampled_from([0, 1, 7, 8, 9, 16, 21])

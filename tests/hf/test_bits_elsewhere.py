@@ -7,9 +7,11 @@ import torch
 from transformers import LlamaConfig
 
 from grace_opt.hf import CapturedAttention, CompressedCache
-from grace_opt.hf.bits import heads as bits_heads
-from grace_opt.hf.filling import filled
-from grace_opt.kernels import coding, received, steps
+from grace_opt.hf.stores.coded import heads as bits_heads
+from grace_opt.hf.stores.tail import Tail
+from grace_opt.hf.tools.filling import filled
+from grace_opt.kernels import steps
+from grace_opt.kernels.cache import coding, received
 from tests.elsewhere import elsewhere, here, watched
 
 HEADS, GROUP, WIDTH = 2, 2, 32
@@ -142,10 +144,12 @@ def test_operations_do_not_grow_with_heads_or_tokens(monkeypatch):
 
 def test_newer_tokens_are_coded_without_waiting():
     with watched():
-        tokens = coded(prompt(2, 500, 75), elsewhere).compressed
+        layer = coded(prompt(2, 500, 75), elsewhere)
+        tokens = layer.compressed
     g = torch.Generator().manual_seed(3)
     with watched() as watch:
         for _ in range(2):
-            tokens = tokens.extended(*(elsewhere(torch.randn(2, HEADS, 64, WIDTH, generator=g)) for _ in range(2)))
+            block = Tail(*(elsewhere(torch.randn(2, HEADS, 64, WIDTH, generator=g)) for _ in range(2)))
+            tokens = tokens.extended(layer.plan, block)
     assert not watch.waits
     assert {*watch.copies} == {"to_device"}

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from grace_opt.cli.app import app
 from grace_opt.errors import CacheError, CalibrationError
 from grace_opt.hf import CompressedCache, SnapKV, attach
-from grace_opt.hf.bits import at_hand, basis_folder, unfinished
-from grace_opt.hf.bits import calibrate as basis_module
-from grace_opt.hf.bits.at_hand import basis_for
+from grace_opt.hf.bases import at_hand, basis_folder, unfinished
+from grace_opt.hf.bases import calibrate as basis_module
+from grace_opt.hf.bases.at_hand import basis_for
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
 from tests import children
 from tests.hf.matrix import model_of
@@ -37,7 +37,7 @@ def ids(length, seed=1, rows=1):
 def patched(folder, setattr_, calls):
     """Calibrate on three texts of token numbers, into a folder; note the calls."""
     folder.mkdir(exist_ok=True)
-    original = at_hand.calibrate_basis
+    original = at_hand.calibrate.basis
 
     def counted(*arguments, **options):
         calls.append(threading.get_ident())
@@ -46,7 +46,7 @@ def patched(folder, setattr_, calls):
     setattr_(basis_folder, "cached_assets_path", lambda *names: folder)
     setattr_(at_hand, "shipped_texts", lambda: [ids(150, seed)[0] for seed in range(3)])
     setattr_(at_hand, "tokenizer_of", lambda model: None)
-    setattr_(at_hand, "calibrate_basis", counted)
+    setattr_(at_hand.calibrate, "basis", counted)
 
 
 @pytest.fixture
@@ -291,7 +291,7 @@ def test_ctrl_c_leaves_nothing_broken_and_goes_on(home, calls, model, monkeypatc
     model.train()
     if not home:
         monkeypatch.setattr(at_hand, "_place", lambda here: None)
-    read, original = [], at_hand.calibrate_basis
+    read, original = [], at_hand.calibrate.basis
 
     def interrupted(*arguments, advance, **options):
         def stop(done):
@@ -303,7 +303,7 @@ def test_ctrl_c_leaves_nothing_broken_and_goes_on(home, calls, model, monkeypatc
 
         return original(*arguments, advance=stop, **options)
 
-    monkeypatch.setattr(at_hand, "calibrate_basis", interrupted)
+    monkeypatch.setattr(at_hand.calibrate, "basis", interrupted)
     with pytest.raises(KeyboardInterrupt) as caught, attach(model, bits=4):
         model.generate(ids(LONG), **GREEDY)
     notes = " ".join(caught.value.__notes__)
@@ -360,7 +360,7 @@ def test_files_that_nobody_uses_go_and_the_least_recently_used_beyond_a_number(c
 
 @pytest.fixture
 def run():
-    return lambda *given: CliRunner().invoke(app, ["basis", *map(str, given)])
+    return lambda *given: CliRunner().invoke(app, ["calibrate", "basis", *map(str, given)])
 
 
 def test_the_command_keeps_a_basis_where_bits_find_it(calls, run, monkeypatch):

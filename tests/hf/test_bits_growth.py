@@ -9,10 +9,10 @@ import torch
 from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import H2O, CompressedCache, PyramidKV, SnapKV, StreamingLLM, attach, calibrate_basis
-from grace_opt.hf.bits import waiting as waits
-from grace_opt.hf.bits.classes import class_sizes
-from grace_opt.hf.bits.settings import TAIL_BLOCK_WITH_BITS
+from grace_opt.hf import H2O, CompressedCache, PyramidKV, SnapKV, StreamingLLM, attach, calibrate
+from grace_opt.hf.bases.classes import class_sizes
+from grace_opt.hf.settings.bits import TAIL_BLOCK_WITH_BITS
+from grace_opt.hf.stores.coded import waiting as waits
 from tests.hf.conftest import reads_in_chunks
 from tests.hf.matrix_bits import twin
 
@@ -88,7 +88,7 @@ class TestGeneration:
         bits = 8 if basis == "prompt" else 3
         if basis == "calibrated":
             basis = tmp_path / "basis.safetensors"
-            calibrate_basis(model, None, [ids[0]]).save(basis)
+            calibrate.basis(model, None, [ids[0]]).save(basis)
         cache, dense = CompressedCache(model, bits=bits, basis=basis), DynamicCache(config=model.config)
         for each, width in ((cache, 4), (dense, 128)):
             feed(model, each, ids, LENGTH)
@@ -98,7 +98,7 @@ class TestGeneration:
         assert [[each.tokens for each in row.segments] for row in compressed.rows] == [[94, 128]] * 2
         assert compressed.rows[0].segments[1].keys.counts == class_sizes(128)
         assert compressed.waiting == 0
-        assert cache.layers[0].received.shape[-1] == cache.layers[0].tail.length
+        assert cache.layers[0].compressed.received.sums.shape[-1] == cache.layers[0].tail.length
         report = cache.memory_report()
         assert 0.9 * bits < report.bits <= bits
         assert max(report.key_bits, report.value_bits) <= bits
@@ -123,7 +123,7 @@ class TestGeneration:
     def test_codes_newer_tokens_near_what_they_are_and_in_their_order(self, basis, model, ids, more, tmp_path):
         if basis == "calibrated":
             basis = tmp_path / "basis.safetensors"
-            calibrate_basis(model, None, [ids[0]]).save(basis)
+            calibrate.basis(model, None, [ids[0]]).save(basis)
         cache = CompressedCache(model, bits=16 if basis != "prompt" else 12, basis=basis)
         dense = DynamicCache(config=model.config)
         for each, width in ((cache, 5), (dense, 70)):
@@ -152,19 +152,19 @@ class TestGeneration:
         first = cache.layers[0].compressed.length
         for step in more[:, : count + 1].split(1, dim=1):
             before = [layer.compressed for layer in cache.layers]
-            held = [layer.received for layer in cache.layers]
+            held = [layer.compressed.received.sums for layer in cache.layers]
             output = feed(model, cache, step, output_attentions=True)[0]
             for each, weights, layer in zip(sums, output.attentions, cache.layers, strict=True):
                 newest = weights[:, :, 0, first:].unflatten(1, (2, 2))
                 if len(layer.compressed.rows[0].segments) == 1:
                     each[..., : newest.shape[-1]] += torch.stack([newest.mean(2), newest.square().mean(2)], 2)
-                    torch.testing.assert_close(layer.received[:, :, :2], each[..., : newest.shape[-1]])
+                    torch.testing.assert_close(layer.compressed.received.sums[:, :, :2], each[..., : newest.shape[-1]])
         assert before[0].waiting == count - TAIL_BLOCK_WITH_BITS, "the second block has come"
         for layer, weights, sums_before in zip(cache.layers, output.attentions, held, strict=True):
             tail = weights[:, :, 0, first + coded :].unflatten(1, (2, 2))
             now = torch.stack([tail.mean(2), tail.square().mean(2)], 2)
             expected = torch.nn.functional.pad(sums_before[:, :, :2, coded:], (0, 1)) + now
-            torch.testing.assert_close(layer.received[:, :, :2], expected)
+            torch.testing.assert_close(layer.compressed.received.sums[:, :, :2], expected)
         for layer, each in zip(cache.layers, sums, strict=True):
             queries = torch.cat([torch.full((32,), float(count)), count - torch.arange(count - 32.0)])[:coded]
             scores = each[:, :, 0, :coded] / queries
@@ -230,11 +230,11 @@ class TestGeneration:
         cache = full(model, ids)
         feed(model, cache, more[:, :64], 16)
         for layer in cache.layers:
-            layer.received = None
+            layer.compressed.received.sums = None
         feed(model, cache, more[:, 64:65])
         for layer in cache.layers:
             assert [each.tokens for each in layer.compressed.rows[0].segments] == [94, 64]
-            assert layer.received.shape[-1] == layer.tail.length
+            assert layer.compressed.received.sums.shape[-1] == layer.tail.length
         assert feed(model, cache, more[:, 65:70]).isfinite().all()
         assert cache.memory_report().bits > 1.5
 
@@ -282,11 +282,11 @@ class TestShrinking:
         cache = full(model, ids, tail_block=16)
         feed(model, cache, more[:, :22])
         layer = cache.layers[0]
-        before = layer.received.clone()
+        before = layer.compressed.received.sums.clone()
         cache.crop(-5)
         newest = layer.compressed.waiting + layer.tail.length
         assert layer.compressed.waiting == 16
-        assert torch.equal(layer.received, before[..., :newest])
+        assert torch.equal(layer.compressed.received.sums, before[..., :newest])
         assert before.shape[-1] == newest + 5
 
     def test_cropping_what_is_coded_is_refused(self, model, ids):
@@ -354,7 +354,7 @@ def test_tokens_may_be_evicted_before(evict, model, ids, more):
     feed(model, pruned, ids, 3 * LENGTH)
     for layer, other in zip(cache.layers, pruned.layers, strict=True):
         assert torch.equal(layer.compressed.positions, other.compressed.positions)
-        keys, values = layer.compressed.full_width(*(t[:, :, :0] for t in (layer.tail.keys, layer.tail.values)))
+        keys, values = layer.compressed.dense(*(t[:, :, :0] for t in (layer.tail.keys, layer.tail.values)))
         assert keys.shape[2] == layer.compressed.positions.shape[-1] < 3 * LENGTH - RECENT
         for found, stored in ((keys, other.full_width()[0]), (values, other.full_width()[1])):
             stored = stored[:, :, : keys.shape[2]]
@@ -420,7 +420,7 @@ class TestHalfPrecision:
         cache = full(model, ids, bits=3, tail_block=16)
         assert feed(model, cache, more[:, :20]).isfinite().all()
         assert cache.layers[0].compressed.waiting == 16
-        for tensor in (*decoded(cache), *(layer.received for layer in cache.layers)):
+        for tensor in (*decoded(cache), *(layer.compressed.received.sums for layer in cache.layers)):
             assert tensor.isfinite().all()
         stored = cache.layers[0].compressed.rows[0].tensors().values()
         assert all(t.isfinite().all() for t in stored)

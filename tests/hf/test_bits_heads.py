@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from grace_opt import kernels
-from grace_opt.hf.bits import heads as bits_heads
-from grace_opt.hf.bits.classes import class_sizes
-from grace_opt.hf.bits.heads import StoredHeads, code_heads
-from grace_opt.kernels import heads
+from grace_opt.hf.bases.classes import class_sizes
+from grace_opt.hf.stores.coded import heads as bits_heads
+from grace_opt.hf.stores.coded.heads import StoredHeads, code_heads
 from grace_opt.kernels._shared import threads
 from grace_opt.kernels._shared.threads import always_compiled
+from grace_opt.kernels.cache import heads
 
 
 def stored(count, shape, mean, seed, encode=True):

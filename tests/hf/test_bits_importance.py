@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grace_opt.hf.bits.importance import KEPT, attention_moments, observed_queries, queries_of_row, spread_queries
-from grace_opt.hf.observation import Observation
+from grace_opt.hf.bases.importance import KEPT, attention_moments, observed_queries, queries_of_row, spread_queries
+from grace_opt.hf.models.observation import Observation
 from grace_opt.kernels._shared.threads import always_compiled
 from tests.oracle import received_attention
 

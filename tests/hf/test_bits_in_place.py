@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from grace_opt.hf import CompressedCache, SnapKV
-from grace_opt.hf.bits import in_place
-from grace_opt.hf.bits.basis import identity_basis
-from grace_opt.kernels import coded as kernels
+from grace_opt.hf.bases.basis import identity_basis
+from grace_opt.hf.stores.coded import in_place
+from grace_opt.kernels.cache import coded as kernels
 from tests.hf.matrix import PADDING, pruning_attention
 from tests.hf.test_memory import storage_bytes
 
@@ -42,7 +42,7 @@ class Counted:
             self.found.append(result is not None)
             return result
 
-        monkeypatch.setattr("grace_opt.hf.attention.attention_in_place", counting)
+        monkeypatch.setattr("grace_opt.hf.stores.coded.coded.attention_in_place", counting)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def fed(model, cache, ids, mask=None, step=1, last=0):
         for first, end in zip([0, *ends], ends, strict=False):
             given = {} if mask is None else {"attention_mask": mask[:, :end]}
             found.append(model(ids[:, first:end], past_key_values=cache, **given).logits[:, -1])
-    return torch.stack(found[1:]), [layer.received for layer in cache.layers]
+    return torch.stack(found[1:]), [layer.compressed.received.sums for layer in cache.layers]
 
 
 def on_copies(monkeypatch, run):
@@ -208,7 +208,7 @@ def test_tables_are_counted(model):
     )
     assert made > 0
     assert after.allocated_bytes == storage_bytes(cache) + made  # which knows of tensors only
-    received = sum(layer.received.nbytes for layer in cache.layers)
+    received = sum(layer.compressed.received.sums.nbytes for layer in cache.layers)
     assert after.index_bytes == before.index_bytes + made + received
     assert after.bits == before.bits
 

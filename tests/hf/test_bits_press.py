@@ -16,10 +16,10 @@ import kvpress
 
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import CompressedCache, attention_implementation
-from grace_opt.hf.bits_press import DecodedBitsPress
-from grace_opt.hf.evaluation import stored_bits
 from grace_opt.hf.models import POCKET_BASIS, load_pocket
-from grace_opt.hf.needle import make_prompt
+from grace_opt.hf.tools.bits_press import DecodedBitsPress
+from grace_opt.hf.tools.evaluation import stored_bits
+from grace_opt.hf.tools.needle import make_prompt
 
 pocket = functools.cache(load_pocket)
 

@@ -14,11 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import CompressedCache, SnapKV, calibrate_basis, saving
-from grace_opt.hf.bits import waiting as waits
-from grace_opt.hf.bits.calibrated import CalibratedBasis
-from grace_opt.hf.bits.coded import CodedTokens
+from grace_opt.errors import CacheError
+from grace_opt.hf import CompressedCache, SnapKV, calibrate
+from grace_opt.hf.bases.calibrated import CalibratedBasis
+from grace_opt.hf.engine import saving
+from grace_opt.hf.stores.coded import waiting as waits
+from grace_opt.hf.stores.coded.coded import CodedTokens
+from grace_opt.hf.stores.tail import Tail
 from tests import children
 from tests.hf.conftest import build
 from tests.hf.test_saving import MIXED, same_tensors
@@ -61,7 +63,7 @@ def go_on_elsewhere(folder) -> None:
 
 @functools.cache
 def calibrated(model) -> CalibratedBasis:
-    return calibrate_basis(model, None, [torch.arange(3, 90).repeat(3)])
+    return calibrate.basis(model, None, [torch.arange(3, 90).repeat(3)])
 
 
 @torch.no_grad()
@@ -199,11 +201,11 @@ def test_rows_that_sequences_share_are_saved_once(filled, path):
 
 def test_a_file_from_before_there_were_trellises_has_none(filled, path, monkeypatch):
     model, cache, _ = filled()
-    assert cache.config.trellis
+    assert cache.config.bits.trellis
     values = {name: value for name, value in cache.config.to_dict().items() if name != "trellis"}
     monkeypatch.setattr(type(cache.config), "to_dict", lambda self: values)
     cache.save(path)
-    assert CompressedCache.load(path, model).config.trellis is False
+    assert CompressedCache.load(path, model).config.bits.trellis is False
 
 
 @pytest.mark.slow
@@ -232,7 +234,7 @@ class TestBasis:
         model, cache, _ = filled("a calibrated basis")
         cache.save(path)
         other = tmp_path / "other"
-        calibrate_basis(model, None, [torch.arange(5, 90).repeat(2)]).save(other)
+        calibrate.basis(model, None, [torch.arange(5, 90).repeat(2)]).save(other)
         for wrong in (other, "prompt", "none"):
             with pytest.raises(CacheError, match=r"coded in another basis of this model .*basis=FILE\) with the file"):
                 CompressedCache.load(path, model, basis=wrong)
@@ -247,7 +249,7 @@ class TestBasis:
     def test_of_a_cache_without_bits_says_so(self, path):
         model = build("Llama")
         CompressedCache(model, ratio=0.5).save(path)
-        with pytest.raises(OptionError, match=r"basis='b' is for bits="):
+        with pytest.raises(CacheError, match="coded in no calibrated basis; leave basis= out"):
             CompressedCache.load(path, model, basis="b")
 
 
@@ -262,7 +264,7 @@ def usable(path, model, padding, what):
         go_on(model, loaded, padding, loaded.get_seq_length() + 1)
         for layer in loaded._pruned_layers()[:1]:
             block = torch.ones(2, 2, 16, 16)
-            grown = layer.compressed.extended(block, block)
+            grown = layer.compressed.extended(layer.plan, Tail(block, block))
             settled = grown.settled(layer.plan, torch.ones(2, 2, 3, grown.waiting))
             parts = [row.waiting_coordinates() for row in grown.rows if row.waits]
             parts += [each.coordinates() for row in settled.rows for each in row.segments]

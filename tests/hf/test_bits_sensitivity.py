@@ -12,13 +12,14 @@ from huggingface_hub import cached_assets_path
 from transformers.cache_utils import DynamicCache
 
 from grace_opt.errors import CacheError, CalibrationError, OptionError
-from grace_opt.hf import calibrate_basis
-from grace_opt.hf.bits import at_hand, basis_folder
-from grace_opt.hf.bits.basis import identity_basis
-from grace_opt.hf.bits.calibrate import SPARSEST
-from grace_opt.hf.bits.classes import SINKS, WINDOW
-from grace_opt.hf.bits.sensitivity import LARGEST_FACTOR, TRUST, GradientError, factors, information
-from grace_opt.hf.recording import record
+from grace_opt.hf import calibrate
+from grace_opt.hf.bases import at_hand, basis_folder
+from grace_opt.hf.bases.basis import identity_basis
+from grace_opt.hf.bases.calibrate import SPARSEST
+from grace_opt.hf.bases.classes import WINDOW
+from grace_opt.hf.bases.sensitivity import LARGEST_FACTOR, TRUST, GradientError, factors, information
+from grace_opt.hf.models.recording import record
+from grace_opt.hf.settings.bits import SINKS
 from tests.hf.matrix import FAMILIES, model_of
 from tests.hf.test_bits_calibration import ids
 
@@ -109,7 +110,7 @@ def test_a_text_is_read_once_and_its_later_tokens_after_it(family):
         read.append((tokens.shape[1], kwargs.get("position_ids"), kwargs.get("past_key_values")))
 
     model.base_model.register_forward_pre_hook(note, with_kwargs=True)
-    calibrate_basis(model, None, texts)
+    calibrate.basis(model, None, texts)
     lengths, places, caches = zip(*read, strict=True)
     later = texts[0].shape[0] // 4
     assert lengths == (texts[0].shape[0] - later, later) * 2
@@ -163,7 +164,7 @@ def test_a_layer_that_later_layers_drown_gets_fewer_bits():
     model = copy.deepcopy(model_of("Llama"))
     with torch.no_grad():
         model.model.layers[0].self_attn.o_proj.weight.mul_(1e-3)
-    locally, wholly = (calibrate_basis(model, None, [ids()], end_to_end=each).shares(2, 2) for each in (False, True))
+    locally, wholly = (calibrate.basis(model, None, [ids()], end_to_end=each).shares(2, 2) for each in (False, True))
     for part in (0, 1):
         assert wholly[0][part].sum() < locally[0][part].sum() - 0.5
         assert wholly[1][part].sum() > locally[1][part].sum() + 0.5
@@ -173,11 +174,11 @@ def test_a_layer_that_later_layers_drown_gets_fewer_bits():
 def test_every_family_gives_gradients(family):
     model = model_of(family)
     try:
-        locally = calibrate_basis(model, None, [ids()], end_to_end=False)
+        locally = calibrate.basis(model, None, [ids()], end_to_end=False)
     except CacheError:
         pytest.skip("its attention cannot be calibrated: tests/hf/test_bits_calibration.py")
     before = [parameter.requires_grad for parameter in model.parameters()]
-    wholly = calibrate_basis(model, None, [ids()])
+    wholly = calibrate.basis(model, None, [ids()])
     assert [parameter.requires_grad for parameter in model.parameters()] == before
     assert all(parameter.grad is None for parameter in model.parameters())
     pairs = ((wholly.key_rates, locally.key_rates), (wholly.value_rates, locally.value_rates))
@@ -194,18 +195,18 @@ def without_gradients(model):
 def test_a_model_without_a_head_is_named_and_can_do_without():
     model = model_of("Llama")
     with pytest.raises(GradientError, match=r"LlamaModel has no language-model head.*end_to_end=False"):
-        calibrate_basis(model.model, None, [ids()])
-    found, expected = (calibrate_basis(each, None, [ids()], end_to_end=False) for each in (model.model, model))
+        calibrate.basis(model.model, None, [ids()])
+    found, expected = (calibrate.basis(each, None, [ids()], end_to_end=False) for each in (model.model, model))
     assert all(torch.equal(found.key_rates[layer], expected.key_rates[layer]) for layer in expected.layers)
 
 
 def test_a_model_without_gradients_is_named_and_can_do_without(monkeypatch, capsys, tmp_path):
     model = without_gradients(model_of("Llama"))
     with pytest.raises(CalibrationError, match=r"LlamaForCausalLM gives no gradients.*end_to_end=False") as caught:
-        calibrate_basis(model, None, [ids()])
+        calibrate.basis(model, None, [ids()])
     assert isinstance(caught.value, GradientError)
     assert model.config._attn_implementation == "sdpa"
-    expected = calibrate_basis(model, None, [ids()], end_to_end=False)
+    expected = calibrate.basis(model, None, [ids()], end_to_end=False)
     monkeypatch.setattr(at_hand, "tokenizer_of", lambda model: None)
     monkeypatch.setattr(at_hand, "shipped_texts", lambda: [ids()])
     for _ in range(2):  # made, and then read
@@ -217,14 +218,14 @@ def test_a_model_without_gradients_is_named_and_can_do_without(monkeypatch, caps
     # A process with gradients must not take it for its own.
     assert [path.name for path in tmp_path.iterdir()] == ["llama-local.safetensors"]
     with pytest.raises(OptionError, match="end_to_end"):
-        calibrate_basis(model, None, [ids()], end_to_end=1)
+        calibrate.basis(model, None, [ids()], end_to_end=1)
 
 
 def test_next_tokens_that_are_not_finite_are_no_lack_of_gradients():
     model = copy.deepcopy(model_of("Llama"))
     model.lm_head.register_forward_hook(lambda module, args, output: output * torch.nan)
     with pytest.raises(CalibrationError, match="next-token distributions of LlamaForCausalLM are not finite") as caught:
-        calibrate_basis(model, None, [ids()])
+        calibrate.basis(model, None, [ids()])
     assert not isinstance(caught.value, GradientError)
 
 

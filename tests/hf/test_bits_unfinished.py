@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grace_opt.hf import CompressedCache, attach, calibrate_basis
-from grace_opt.hf.bits import unfinished
+from grace_opt.hf import CompressedCache, attach, calibrate
+from grace_opt.hf.bases import unfinished
 from grace_opt.kernels._shared.switches import is_off
 from tests import children
 from tests.hf.matrix import model_of
@@ -54,21 +54,21 @@ def stopping(after, error=KeyboardInterrupt):
 
 @pytest.fixture
 def whole():
-    return calibrate_basis(model_of("Llama"), None, texts())
+    return calibrate.basis(model_of("Llama"), None, texts())
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"end_to_end": False}])
 @pytest.mark.parametrize("after", [2, 3, 4])
 def test_what_is_made_from_a_part_is_what_is_made_at_once(after, kwargs, tmp_path):
     model, path, read = copy.deepcopy(model_of("Llama")).train(), tmp_path / "part.safetensors", Whole()
-    expected = calibrate_basis(model, None, texts(), **kwargs)
+    expected = calibrate.basis(model, None, texts(), **kwargs)
     with pytest.raises(KeyboardInterrupt) as caught:
-        calibrate_basis(model, None, texts(), advance=stopping(after), checkpoint=path, **kwargs)
+        calibrate.basis(model, None, texts(), advance=stopping(after), checkpoint=path, **kwargs)
     assert f"{after - 1} of its {TEXTS} texts are kept" in caught.value.__notes__[0]
     assert all(module.training for module in model.modules())
     assert model.config._attn_implementation == "sdpa"
     assert list(tmp_path.iterdir()) == [path]
-    made = calibrate_basis(model, None, texts(), advance=read.append, checkpoint=path, **kwargs)
+    made = calibrate.basis(model, None, texts(), advance=read.append, checkpoint=path, **kwargs)
     assert read == list(range(after, TEXTS + 2))  # the short one counts as done
     assert made.digest() == expected.digest()
     assert not list(tmp_path.iterdir())
@@ -99,7 +99,7 @@ def test_nothing_is_kept_of_a_text_that_is_not_done(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        calibrate_basis(model_of("Llama"), None, texts(), advance=stop, checkpoint=tmp_path / "part.safetensors")
+        calibrate.basis(model_of("Llama"), None, texts(), advance=stop, checkpoint=tmp_path / "part.safetensors")
     assert "nothing of it is kept" in caught.value.__notes__[0]
 
 
@@ -111,7 +111,7 @@ def test_a_file_that_does_not_fit_is_not_read(what, whole, tmp_path):
         with torch.no_grad():
             model.lm_head.weight.mul_(1.5)
     with pytest.raises(KeyboardInterrupt):
-        calibrate_basis(model, None, texts(what == "another text"), advance=stopping(4), checkpoint=path)
+        calibrate.basis(model, None, texts(what == "another text"), advance=stopping(4), checkpoint=path)
     content = bytearray(path.read_bytes())
     if what == "damaged":
         content[-100] ^= 1
@@ -119,7 +119,7 @@ def test_a_file_that_does_not_fit_is_not_read(what, whole, tmp_path):
     if what == "no folder":
         path = tmp_path / "none" / "part.safetensors"
     read = Whole()
-    made = calibrate_basis(model_of("Llama"), None, texts(), advance=read.append, checkpoint=path)
+    made = calibrate.basis(model_of("Llama"), None, texts(), advance=read.append, checkpoint=path)
     assert read == list(range(1, TEXTS + 2))
     assert made.digest() == whole.digest()
 
@@ -134,7 +134,7 @@ def _killed(path):
         if done == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    calibrate_basis(model_of("Llama"), None, texts(), advance=advance, checkpoint=path)
+    calibrate.basis(model_of("Llama"), None, texts(), advance=advance, checkpoint=path)
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_after_the_process_was_killed(whole, tmp_path):
     child.start()
     child.join(300)
     assert child.exitcode == -signal.SIGKILL
-    made = calibrate_basis(model_of("Llama"), None, texts(), advance=read.append, checkpoint=path)
+    made = calibrate.basis(model_of("Llama"), None, texts(), advance=read.append, checkpoint=path)
     assert read == [3, 4, 5]
     assert made.digest() == whole.digest()
 
@@ -166,7 +166,7 @@ def test_other_threads_generate_meanwhile(monkeypatch):
         return gradients(*arguments)
 
     monkeypatch.setattr(torch.autograd, "grad", meanwhile)
-    calibrate_basis(model, None, texts()[:1])
+    calibrate.basis(model, None, texts()[:1])
     assert attached.cache.memory_report().pruned_tokens
     assert len(answers) == 1
     assert all(torch.equal(each, expected) for each in answers)

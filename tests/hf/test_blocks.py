@@ -18,16 +18,8 @@ import torch
 from transformers import DynamicCache, pipeline
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import (
-    CompressedCache,
-    SnapKV,
-    TopTokens,
-    attach,
-    attention_implementation,
-    capture_attention,
-    implementation,
-)
-from grace_opt.hf.models import load_pocket
+from grace_opt.hf import CompressedCache, SnapKV, TopTokens, attach, attention_implementation, capture_attention
+from grace_opt.hf.models import implementation, load_pocket
 from tests.hf.conftest import OBSERVED, RECENT, build
 
 WINDOWS = {"recent_window": RECENT, "observation_window": OBSERVED}

@@ -15,21 +15,21 @@ from grace_opt.hf import (
     GraphEviction,
     LayerBudgets,
     LayerLosses,
-    Quantization,
+    Quantize,
     SnapKV,
     StreamingLLM,
     attach,
     attention_implementation,
     capture_attention,
 )
-from grace_opt.hf.attention import register
-from grace_opt.hf.by_heads import ByHeads
-from grace_opt.hf.evaluation import next_token_log_probs, stored_bits
-from grace_opt.hf.filling import dense_cache, filled
-from grace_opt.hf.kept_tokens import kept_tokens, tokens_of_heads
+from grace_opt.hf.engine.saving import FILE_FORMAT, load_about
+from grace_opt.hf.evict.kept_tokens import kept_tokens, tokens_of_heads
 from grace_opt.hf.models import load_pocket
-from grace_opt.hf.saving import FILE_FORMAT, load_about
-from grace_opt.kernels import decode as by_kernel
+from grace_opt.hf.models.attention import register
+from grace_opt.hf.stores.channels.by_heads import ByHeads
+from grace_opt.hf.tools.evaluation import next_token_log_probs, stored_bits
+from grace_opt.hf.tools.filling import dense_cache, filled
+from grace_opt.kernels.cache import decode as by_kernel
 
 SHARES = (0.1, 0.25, 0.5)
 LOSSES = LayerLosses(
@@ -141,10 +141,10 @@ SETTINGS = [
     {"ratio": 0.5},
     {"ratio": 0.5, "method": "think"},
     {"sink_tokens": 3},
-    {"quantize": Quantization(keys=4, values=4, group_size=16)},
-    {"ratio": 0.25, "sink_tokens": 2, "quantize": Quantization(keys=4, values=None, group_size=16)},
+    {"quantize": Quantize(keys=4, values=4, group_size=16)},
+    {"ratio": 0.25, "sink_tokens": 2, "quantize": Quantize(keys=4, values=None, group_size=16)},
     {"tail_block": 16},
-    {"tail_block": 16, "quantize": Quantization(keys=4, values=4, group_size=16)},
+    {"tail_block": 16, "quantize": Quantize(keys=4, values=4, group_size=16)},
 ]
 
 
@@ -206,7 +206,7 @@ def test_no_more_is_stored_than_with_equal_budgets(pocket, text):
 
 def test_groups_of_quantised_keys_are_full_and_at_most_the_budget(pocket, text):
     pytest.importorskip("optimum.quanto")
-    cache = filled_cache(pocket[0], text, quantize=Quantization(keys=4, values=4, group_size=16), sink_tokens=2)
+    cache = filled_cache(pocket[0], text, quantize=Quantize(keys=4, values=4, group_size=16), sink_tokens=2)
     counts = [
         (group.stored, heads.stop - heads.start)
         for layer in cache.layers

@@ -7,7 +7,8 @@ import copy
 import pytest
 import torch
 
-from grace_opt.hf import CompressedCache, Quantization, SnapKV, attach, layer
+from grace_opt.hf import CompressedCache, Quantize, SnapKV, attach
+from grace_opt.hf.engine import layer
 from tests.hf.conftest import OBSERVED, RECENT
 from tests.hf.test_bad_input import quantises
 
@@ -31,7 +32,7 @@ SETTINGS = [
     {"sink_tokens": 3},
     {"evict": SnapKV(budget=20, window=4)},
     {"evict": SnapKV(budget=20, window=4), "sink_tokens": 3, "fused": False},
-    pytest.param({"quantize": Quantization(keys=4, values=4, group_size=8)}, marks=quantises),
+    pytest.param({"quantize": Quantize(keys=4, values=4, group_size=8)}, marks=quantises),
 ]
 
 

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from grace_opt.hf import _compat
+from grace_opt.hf.models import compat as _compat
 
 
 def test_no_transformers(monkeypatch):

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 import grace_opt.hf
 from grace_opt import MaskProvider
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import H2O, PyramidKV, Quantization, SnapKV, StreamingLLM
+from grace_opt.hf import H2O, PyramidKV, Quantize, SnapKV, StreamingLLM
 
 EVICTIONS = {
     "none": None,
@@ -148,7 +148,7 @@ def test_a_budget_that_the_prompt_does_not_reach_evicts_nothing(tiny, prune, pro
     assert caches[1].layers[0].compressed.positions is None
 
 
-@pytest.mark.parametrize("stored", [{}, {"quantize": Quantization(keys=4, values=4, group_size=8)}], ids=["", "4 bits"])
+@pytest.mark.parametrize("stored", [{}, {"quantize": Quantize(keys=4, values=4, group_size=8)}], ids=["", "4 bits"])
 @pytest.mark.parametrize(("share", "of"), [(0.75, 30), (0.5, 20), (0.1, 16)])
 def test_a_share_of_the_prompt_is_that_budget(share, of, stored, tiny, prune, prompt, continuation, step):
     """A share that leaves less than a group beside what stays dense is one group."""
@@ -167,7 +167,7 @@ def test_a_budget_that_leaves_nothing_to_prune(tiny, prune):
         prune(model, evict=SnapKV(budget=10, window=6), sink_tokens=3)
     pytest.importorskip("optimum.quanto")
     for budget, fits in ((23, False), (24, True)):
-        make = functools.partial(prune, model, evict=SnapKV(budget, window=6), quantize=Quantization(4, None, 16))
+        make = functools.partial(prune, model, evict=SnapKV(budget, window=6), quantize=Quantize(keys=4, group_size=16))
         if fits:
             make()
         else:
@@ -294,7 +294,7 @@ class TestQuantisation:
     def stored_as(self, request):
         backend, bits = request.param
         pytest.importorskip({"quanto": "optimum.quanto", "hqq": "hqq"}[backend])
-        return Quantization(keys=bits, values=bits, group_size=8, backend=backend)
+        return Quantize(keys=bits, values=bits, group_size=8, backend=backend)
 
     @pytest.mark.parametrize("fused", [True, False])
     def test_decodes_from_the_dequantised_numbers(
@@ -333,7 +333,7 @@ class TestQuantisation:
     def test_keys_alone_leave_values_exact(self, tiny, prune, prompt, continuation, step):
         pytest.importorskip("optimum.quanto")
         model = tiny()
-        cache = prune(model, "mies", 0.5, quantize=Quantization(keys=4, group_size=8))
+        cache = prune(model, "mies", 0.5, quantize=Quantize(keys=4, group_size=8))
         step(model, cache, prompt, continuation[:, :1])
         exact = prune(model, "mies", 0.5)
         step(model, exact, prompt, continuation[:, :1])
@@ -342,7 +342,7 @@ class TestQuantisation:
     def test_what_fills_no_group_stays_dense_with_the_recent_window(self, tiny, prune, prompt, continuation, step):
         pytest.importorskip("optimum.quanto")
         model = tiny()
-        cache = prune(model, "mies", 0.5, sink_tokens=3, quantize=Quantization(keys=4, group_size=8))
+        cache = prune(model, "mies", 0.5, sink_tokens=3, quantize=Quantize(keys=4, group_size=8))
         step(model, cache, prompt, continuation[:, :1])
         assert cache.layers[0].pruned_length == 24
         assert cache.layers[0].compressed.length == 27
@@ -360,7 +360,8 @@ class TestQuantisation:
 
 
 @pytest.mark.parametrize(
-    "options", [{"evict": SnapKV(budget=24, window=6)}, {"sink_tokens": 2}, {"quantize": Quantization(4, None, 8)}]
+    "options",
+    [{"evict": SnapKV(budget=24, window=6)}, {"sink_tokens": 2}, {"quantize": Quantize(keys=4, group_size=8)}],
 )
 def test_cropping_what_can_not_be_cut_is_refused_and_changes_nothing(options, tiny, prune, padded, continuation, step):
     if "quantize" in options:
@@ -380,7 +381,7 @@ def test_every_operation_on_every_kind_of_storage(tiny, prune, padded, continuat
     pytest.importorskip("optimum.quanto")
     model = tiny()
     prompt, mask = padded
-    options = {"evict": SnapKV(budget=24, window=6), "sink_tokens": 2, "quantize": Quantization(4, 4, 6)}
+    options = {"evict": SnapKV(budget=24, window=6), "sink_tokens": 2, "quantize": Quantize(4, group_size=6)}
     cache, alone = prune(model, "mies", 0.5, **options), prune(model, "mies", 0.5, **options)
     expected = step(model, alone, prompt, continuation, mask)
 

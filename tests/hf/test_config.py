@@ -16,7 +16,19 @@ from transformers import DynamicCache
 import grace_opt.hf
 from grace_opt.attention.provider import DEFAULT_RATIO
 from grace_opt.errors import CacheError, OptionError, ProblemError, UnknownSolverError
-from grace_opt.hf import H2O, CacheConfig, CompressedCache, PyramidKV, Quantization, SnapKV, StreamingLLM, TopTokens
+from grace_opt.hf import (
+    H2O,
+    Bits,
+    CacheConfig,
+    Channels,
+    CompressedCache,
+    PyramidKV,
+    Quantize,
+    SnapKV,
+    StreamingLLM,
+    TopTokens,
+)
+from grace_opt.hf.settings.keywords import OF_BITS, OF_CHANNELS
 
 BITS = st.sampled_from([None, 2, 4])
 EVICTIONS = st.one_of(
@@ -40,7 +52,7 @@ SETTINGS = {
     "tail_block": st.none() | st.sampled_from([32, 64, 96]),
     "fused": st.booleans(),
     "evict": EVICTIONS,
-    "quantize": st.none() | st.builds(Quantization, keys=BITS, values=BITS, group_size=st.sampled_from([1, 8, 32])),
+    "quantize": st.none() | st.builds(Quantize, keys=BITS, values=BITS, group_size=st.sampled_from([1, 8, 32])),
 }
 METHODS = st.one_of(
     st.fixed_dictionaries({"method": st.sampled_from(["grace", "mies", "think", "random"])}),
@@ -88,7 +100,8 @@ class TestRoundTrip:
         assert again == config
         assert again.to_dict() == config.to_dict()
         for name, value in {**method, **size, **others}.items():
-            assert getattr(again, name) == (tuple(value) if isinstance(value, list) else value)
+            part = again.channels if name in OF_CHANNELS else again
+            assert getattr(part, name) == (tuple(value) if isinstance(value, list) else value)
 
     @settings(max_examples=50, deadline=None)
     @given(GIVEN_BITS, st.fixed_dictionaries({}, optional={name: SETTINGS[name] for name in BESIDE_BITS}))
@@ -98,7 +111,8 @@ class TestRoundTrip:
         assert again == config
         assert again.to_dict() == config.to_dict()
         for name, value in {"sink_tokens": 4, **bits, **others}.items():
-            assert getattr(again, name) == (64 if name == "tail_block" and value is None else value)
+            part = again.bits if name in OF_BITS else again
+            assert getattr(part, name) == (64 if name == "tail_block" and value is None else value)
 
     @settings(max_examples=50, deadline=None)
     @given(READINGS, st.fixed_dictionaries({}, optional={name: SETTINGS[name] for name in BESIDE_READING}))
@@ -107,14 +121,17 @@ class TestRoundTrip:
         again = CacheConfig.from_dict(json.loads(json.dumps(config.to_dict())))
         assert again == config
         assert again.to_dict() == config.to_dict()
-        assert again.ratio == (0.0 if config.read.by != "channels" else DEFAULT_RATIO)
+        assert again.channels.ratio == (0.0 if config.read.by != "channels" else DEFAULT_RATIO)
         for name, value in {"sink_tokens": 4, **others}.items():
             assert getattr(again, name) == value
 
     def test_covers_every_field(self):
         drawn = {*SETTINGS, "method", "options", "ratio", "kept_channels", "weight"}  # one weight exists
         drawn |= {"bits", "key_bits", "value_bits", "total_bytes", "basis", "trellis", "read"}
-        assert drawn == {f.name for f in dataclasses.fields(CacheConfig)} == set(CacheConfig().to_dict())
+        assert drawn == set(CacheConfig().to_dict())
+        own = {f.name for f in dataclasses.fields(CacheConfig)}
+        assert drawn == own - {"channels"} | {f.name for part in (Channels, Bits) for f in dataclasses.fields(part)}
+        assert len(own) == 10
 
     def test_missing_names_have_their_defaults(self):
         assert CacheConfig.from_dict({}) == CacheConfig()
@@ -138,7 +155,7 @@ class TestRoundTrip:
             ({"evict": {"name": "snapkv", "size": 3}}, "'snapkv' has no 'size'"),
             ({"evict": {"name": "lru"}}, "with a name from 'snapkv'"),
             ({"evict": 3}, "with a name from 'snapkv'"),
-            ({"quantize": 3}, r"quantize=3: write the dict that Quantization\.to_dict gives"),
+            ({"quantize": 3}, r"quantize=3: write the dict that Quantize\.to_dict gives"),
             ({"ratio": 0.3, "protect": 3}, r"protect=3: give \(low, high\)"),
             (None, "None: write the dict that to_dict gives"),
         ],
@@ -163,7 +180,8 @@ class TestValues:
     )
     def test_whole_numbers(self, name, least):
         drops = {"method": "grace"}
-        assert getattr(CacheConfig(**drops, **{name: least}), name) == least
+        config = CacheConfig(**drops, **{name: least})
+        assert getattr(config.channels if name in OF_CHANNELS else config, name) == least
         for wrong in (least - 1, least + 0.5, str(least), True, [least]):
             with pytest.raises(OptionError, match=rf"^{name}=.*: give an integer >= {least}"):
                 CacheConfig(**drops, **{name: wrong})
@@ -199,7 +217,7 @@ class TestValues:
             ("fused", "no", "fused='no': give True or False"),
             ("evict", "snap", r"evict='snap': write one of 'snapkv', .*Did you mean 'snapkv'"),
             ("evict", SimpleNamespace(scores=print), r"one of your own has queries_needed, tokens\(\) and scores\(\)"),
-            ("quantize", 4, r"quantize=4: write .* Quantization\(keys=4\)"),
+            ("quantize", 4, r"quantize=4: write .* Quantize\(4\)"),
         ],
     )
     def test_wrong_ones_are_named_with_what_to_write(self, name, value, says):
@@ -231,14 +249,14 @@ class TestValues:
     def test_lists_become_tuples_and_options_a_copy(self):
         options = {"start": "think"}
         config = CacheConfig("local_search", [0.25, 0], protect=[0, 0.1], options=options)
-        assert (config.ratio, config.protect) == ((0.25, 0.0), (0.0, 0.1))
+        assert (config.channels.ratio, config.channels.protect) == ((0.25, 0.0), (0.0, 0.1))
         assert config == CacheConfig("local_search", (0.25, 0), protect=(0, 0.1), options=dict(options))
         options["start"] = "mies"
-        assert config.options == {"start": "think"}
+        assert config.channels.options == {"start": "think"}
 
     def test_frozen(self):
         with pytest.raises(dataclasses.FrozenInstanceError):
-            CacheConfig().ratio = 0.25
+            CacheConfig().recent_window = 8
 
     def test_changing_what_to_dict_gave_changes_no_configuration(self):
         config = CacheConfig("local_search", [0.25], options={"start": "think"})
@@ -385,7 +403,7 @@ class TestPruning:
 
 def test_a_block_of_the_tail_that_fills_no_group():
     with pytest.raises(OptionError, match=r"tail_block=10 is not a multiple of group_size=32.*write tail_block=32"):
-        CacheConfig(tail_block=10, quantize=Quantization(keys=4))
+        CacheConfig(tail_block=10, quantize=Quantize(keys=4))
 
 
 def test_a_misspelt_setting_is_recognised(tiny):

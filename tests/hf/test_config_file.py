@@ -8,13 +8,13 @@ import pytest
 from transformers import LlamaConfig, Qwen2Config
 
 from grace_opt.errors import GraceError, OptionError
-from grace_opt.hf import CacheConfig, CompressedCache, Quantization, SnapKV
+from grace_opt.hf import CacheConfig, CompressedCache, Quantize, SnapKV
 
 SETTINGS = [
     CacheConfig(ratio=0.6, protect=(0.1, 0.2), sink_tokens=4),
     CacheConfig(bits=2.25, basis="none"),
     CacheConfig("local_search", options={"start": "think"}, dense_layers=1),
-    CacheConfig(ratio=0.0, quantize=Quantization(4, 2), evict=SnapKV(budget=99)),
+    CacheConfig(ratio=0.0, quantize=Quantize(keys=4, values=2), evict=SnapKV(budget=99)),
 ]
 
 
@@ -33,7 +33,7 @@ def test_what_is_written_is_read(settings, tmp_path) -> None:
 def test_a_cache_takes_the_name_of_a_file(tmp_path) -> None:
     path = tmp_path / "cache.json"
     CacheConfig(ratio=0.4).to_json(path, LlamaConfig(num_hidden_layers=2))
-    assert CompressedCache(LlamaConfig(num_hidden_layers=2), config=path).config.ratio == 0.4
+    assert CompressedCache(LlamaConfig(num_hidden_layers=2), config=path).config.channels.ratio == 0.4
     with pytest.raises(OptionError, match="num_hidden_layers: file 2, model 3"):
         CompressedCache(LlamaConfig(num_hidden_layers=3), config=str(path))
     with pytest.raises(OptionError, match="already decides all settings; leave out ratio"):

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from grace_opt.errors import CacheError
-from grace_opt.hf import attach, calibrate_basis, capture_attention
+from grace_opt.hf import attach, calibrate, capture_attention
 from tests.hf.conftest import OBSERVED, RECENT, SIZES
 
 if not hasattr(transformers, "HrmTextConfig"):
@@ -38,7 +38,7 @@ def test_a_calibration_says_what_to_write() -> None:
     model = transformers.HrmTextForCausalLM(config).eval()
     ids = torch.randint(3, 97, (1, 600), generator=torch.Generator().manual_seed(1))
     with pytest.raises(CacheError, match=r'cannot be calibrated; write basis="prompt"'):
-        calibrate_basis(model, None, [ids[0]])
+        calibrate.basis(model, None, [ids[0]])
     with attach(model, bits=3, basis="prompt") as attached:
         model.generate(ids, max_new_tokens=2, do_sample=False)
     assert attached.cache.memory_report().bits == pytest.approx(3, abs=0.01)

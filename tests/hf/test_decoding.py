@@ -8,12 +8,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grace_opt.hf import Quantization, SnapKV, decoding
-from grace_opt.hf.quantization import QuantizedTokens
-from grace_opt.kernels import decode as kernels
+from grace_opt.hf import Quantize, SnapKV
+from grace_opt.hf.stores.channels import fused as decoding
+from grace_opt.hf.stores.packed.tokens import QuantizedTokens
 from grace_opt.kernels._shared import dispatch
 from grace_opt.kernels._shared.dispatch import use_triton
-from grace_opt.kernels.decode.packed import PackedKeys, PackedValues
+from grace_opt.kernels.cache import decode as kernels
+from grace_opt.kernels.cache.decode.packed import PackedKeys, PackedValues
 from grace_opt.kernels.operations import OPERATIONS
 
 
@@ -29,7 +30,7 @@ def kernel(request, monkeypatch):
         pytest.importorskip("triton")
         if torch.cuda.is_available():
             pytest.skip("the CPU cannot play the GPU beside one")
-        from grace_opt.kernels.decode import gpu as decode
+        from grace_opt.kernels.cache.decode import gpu as decode
         from tests import interpreter  # noqa: F401  (cheaper launches)
 
         # Decoding alone: channels are chosen by the references; tests/test_dispatch.py has the kernels for that.
@@ -92,10 +93,10 @@ def test_generation_by_kernel_gives_the_reference_s_tokens(kernel, tiny, prune, 
 @pytest.mark.parametrize(
     ("quantize", "changes"),
     [
-        (Quantization(keys=4, group_size=8), {"sink_tokens": 3}),
-        (Quantization(keys=2, values=4, group_size=4), {"tail_block": 4}),
-        (Quantization(keys=8, values=8, group_size=8, backend="hqq"), {"evict": SnapKV(24, window=6)}),
-        (Quantization(keys=3, values=3, group_size=8, backend="hqq"), {}),
+        (Quantize(keys=4, group_size=8), {"sink_tokens": 3}),
+        (Quantize(keys=2, values=4, group_size=4), {"tail_block": 4}),
+        (Quantize(keys=8, values=8, group_size=8, backend="hqq"), {"evict": SnapKV(24, window=6)}),
+        (Quantize(keys=3, values=3, group_size=8, backend="hqq"), {}),
     ],
     ids=str,
 )
@@ -119,7 +120,7 @@ def test_where_the_kernel_can_not_go(kernel, tiny, prune, padded, continuation, 
     model, (prompt, mask) = tiny(), padded
     with monkeypatch.context() as patch:
         patch.setattr(QuantizedTokens, "packed", None)  # as where their lengths or types differ
-        quantize = Quantization(keys=3, group_size=8, backend="hqq")
+        quantize = Quantize(keys=3, group_size=8, backend="hqq")
         step(model, prune(model, "mies", 0.5, quantize=quantize), prompt, continuation, mask)
     model.set_attn_implementation("grace_eager")
     hooks = [layer.self_attn.register_forward_hook(lambda *call: None) for layer in model.model.layers]

@@ -21,17 +21,15 @@ import grace_opt
 from grace_opt.hf import (
     CompressedCache,
     GraphEviction,
-    Quantization,
+    Quantize,
     SnapKV,
     TopTokens,
     attach,
     calibrate,
-    calibrate_basis,
-    calibrate_eviction,
     learn_masks,
 )
-from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs, stored_bits
-from grace_opt.hf.eviction_names import eviction_named
+from grace_opt.hf.evict.names import eviction_named
+from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs, stored_bits
 from tests import children
 from tests.hf.conftest import build
 
@@ -39,7 +37,7 @@ ROOT = Path(grace_opt.__file__).parent
 PROMPT, MORE = 160, 26
 EVICTIONS = ("snapkv", "pyramidkv", "h2o", "streaming_llm", "graph")
 WINDOWS = {"recent_window": 8}
-QUANT = Quantization(keys=4, values=4, group_size=8)
+QUANT = Quantize(keys=4, values=4, group_size=8)
 #: Settings of caches by what they are about.
 CACHES = {
     "ratio": {"ratio": 0.5, "observation_window": 6},
@@ -51,7 +49,7 @@ CACHES = {
     "graph, blocks": {"evict": GraphEviction(budget=40, block=0.5)},
     "evicted, quantised": {"evict": SnapKV(budget=40), "quantize": QUANT},
     "quanto": {"quantize": QUANT, "tail_block": 8},
-    "hqq": {"quantize": Quantization(keys=8, values=3, group_size=8, backend="hqq"), "tail_block": 8},
+    "hqq": {"quantize": Quantize(keys=8, values=3, group_size=8, backend="hqq"), "tail_block": 8},
     "read=pages": {"read": TopTokens(share=0.2)},
     "read=channels": {"read": TopTokens(by="channels", top_p=0.9)},
     "read=sampling": {"read": TopTokens(by="sampling", tables=20, hash_bits=4)},
@@ -115,9 +113,9 @@ def cache_of(name, folder):
 def others(folder):
     """Everything else that makes tensors."""
     texts = [tokens(1, 600, seed=seed) for seed in (1, 2)]
-    basis = calibrate_basis(model(), None, texts, tokens=600)
-    losses = calibrate_eviction(model(), None, [tokens(1, 768)], tokens=768, heads=False)
-    masks = calibrate(model(), texts, None, ratio=0.5)
+    basis = calibrate.basis(model(), None, texts, tokens=600)
+    losses = calibrate.budgets(model(), None, [tokens(1, 768)], tokens=768, heads=False)
+    masks = calibrate.masks(model(), texts, None, ratio=0.5)
     learned = learn_masks(model(), texts, None, 0.5, tokens=100, windows=4, steps=(6, 3), progress=False)
     losses.save(folder / "losses")
     basis.save(folder / "basis")

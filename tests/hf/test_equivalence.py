@@ -12,9 +12,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from grace_opt.hf import attention, decoding, pruned_attention
-from grace_opt.hf.storage import Compressed
-from grace_opt.kernels.decode.reference import causal_mask
+from grace_opt.hf.engine import attention
+from grace_opt.hf.stores.channels import attention as pruned_attention
+from grace_opt.hf.stores.channels import fused as decoding
+from grace_opt.hf.stores.channels.storage import Compressed
+from grace_opt.kernels.cache.decode.reference import causal_mask
 
 
 @pytest.fixture

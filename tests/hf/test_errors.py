@@ -13,7 +13,6 @@ from grace_opt.attention.masks import ChannelMask
 from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import CacheError, GraceError, MaskError, OptionError, ProblemError, UnknownSolverError
 from grace_opt.hf import CompressedCache, SnapKV
-from grace_opt.hf.compression import compress
 
 
 class TestForgottenAttention:
@@ -135,15 +134,18 @@ class TestInterrupted:
         """All layers have all tokens then, and one would stay dense."""
         model, prompt, calls = tiny(), prompt.repeat(1, 4), []
 
-        def stop(plan, *given):
+        cache = CompressedCache(model, **settings) if "bits" in settings else prune(model, **settings)
+        maker = type(cache.maker)
+        right = maker.of_prompt
+
+        def stop(self, plan, *given):
             calls.append(plan.index)
             if plan.index == 1:
                 raise error
-            return compress(plan, *given)
+            return right(self, plan, *given)
 
-        cache = CompressedCache(model, **settings) if "bits" in settings else prune(model, **settings)
         with monkeypatch.context() as patch:
-            patch.setattr("grace_opt.hf.layer.compress", stop)
+            patch.setattr(maker, "of_prompt", stop)
             with pytest.raises(error), torch.no_grad():
                 model(prompt, past_key_values=cache)
         assert calls == [0, 1]
@@ -317,7 +319,7 @@ class TestModels:
             model(prompt, past_key_values=prune(model))
 
     def test_what_the_fused_path_can_not_do_is_named(self):
-        from grace_opt.hf.attention import _refuse_unsupported
+        from grace_opt.hf.engine.attention import _refuse_unsupported
 
         with pytest.raises(CacheError, match=r"Identity adds s_aux .*; leave it out"):
             _refuse_unsupported(torch.nn.Identity(), {"s_aux": torch.zeros(4)}, "leave it out")

@@ -10,8 +10,8 @@ import torch
 from transformers import DynamicCache
 
 from grace_opt.errors import EvaluationError, GraceError
-from grace_opt.hf import H2O, CompressedCache, Quantization, SnapKV
-from grace_opt.hf.evaluation import (
+from grace_opt.hf import H2O, CompressedCache, Quantize, SnapKV
+from grace_opt.hf.tools.evaluation import (
     ask,
     compare_predictions,
     next_token_log_probs,
@@ -145,7 +145,7 @@ def test_evicted_tokens_have_no_bits(eviction: SnapKV | H2O) -> None:
     "settings",
     [
         {"ratio": 0.5},
-        {"method": "think", "ratio": 0.0, "quantize": Quantization(keys=4, values=4)},
+        {"method": "think", "ratio": 0.0, "quantize": Quantize(keys=4, values=4)},
         {"bits": 2.25, "basis": "none"},
         {"method": "think", "ratio": 0.0, "evict": SnapKV(budget=60, window=WINDOW)},
     ],

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from grace_opt.errors import OptionError, ProblemError
 from grace_opt.hf import CacheConfig
-from grace_opt.hf import attention_received as received
-from grace_opt.hf.eviction import H2O, PyramidKV, SnapKV, StreamingLLM
-from grace_opt.hf.eviction_names import eviction_from_dict, eviction_named, eviction_to_dict
-from grace_opt.hf.kept_tokens import kept_tokens, tokens_kept
+from grace_opt.hf.evict import received as received
+from grace_opt.hf.evict.eviction import H2O, PyramidKV, SnapKV, StreamingLLM
+from grace_opt.hf.evict.kept_tokens import kept_tokens, tokens_kept
+from grace_opt.hf.evict.names import eviction_from_dict, eviction_named, eviction_to_dict
 
 SCALING, LAYER, LAYERS = 0.7, 1, 3
 ALL = [

@@ -11,10 +11,11 @@ import transformers
 from transformers import DynamicCache, LlamaConfig, cache_utils
 
 from grace_opt.errors import CacheError
-from grace_opt.hf import CompressedCache, Quantization, SnapKV, saving
-from grace_opt.hf.foreign_layers import states_of
-from grace_opt.hf.in_step import InStep
-from grace_opt.hf.report import storages
+from grace_opt.hf import CompressedCache, Quantize, SnapKV
+from grace_opt.hf.engine import saving
+from grace_opt.hf.engine.in_step import InStep
+from grace_opt.hf.models.foreign_layers import states_of
+from grace_opt.hf.stores.counting import storages
 from tests.hf.conftest import SIZES, build
 from tests.hf.every_family import kinds
 from tests.hf.every_family import tiny as tiny_of
@@ -330,8 +331,8 @@ class TestWindows:
     "settings",
     [
         {"evict": SnapKV(budget=24, window=4)},
-        {"quantize": Quantization(keys=4, values=4, group_size=8)},
-        {"evict": SnapKV(budget=24, window=4), "quantize": Quantization(keys=4, values=4, group_size=8)},
+        {"quantize": Quantize(keys=4, values=4, group_size=8)},
+        {"evict": SnapKV(budget=24, window=4), "quantize": Quantize(keys=4, values=4, group_size=8)},
         {"ratio": 0.5},
     ],
     ids=["evicted", "quantised", "both", "pruned"],

@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from grace_opt.errors import OptionError
-from grace_opt.hf import _compat
+from grace_opt.hf.models import compat as _compat
 
 MODES = {
     "greedy": {},

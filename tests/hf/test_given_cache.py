@@ -18,7 +18,7 @@ from transformers import DynamicCache
 
 from grace_opt.errors import OptionError
 from grace_opt.hf import CompressedCache, SnapKV, attach
-from grace_opt.hf.given_cache import GivenCache
+from grace_opt.hf.engine.given_cache import GivenCache
 from tests.hf.conftest import OBSERVED, RECENT, SIZES
 from tests.hf.every_family import tiny as tiny_family
 from tests.hf.matrix import assistant, long_rope, reads_again

@@ -13,10 +13,10 @@ import torch
 from grace_opt.attention.tokens import formed
 from grace_opt.errors import OptionError, ProblemError
 from grace_opt.hf import CacheConfig, GraphEviction, attach
-from grace_opt.hf.eviction_names import eviction_from_dict, eviction_named, eviction_to_dict
-from grace_opt.hf.kept_tokens import kept_tokens
+from grace_opt.hf.evict.kept_tokens import kept_tokens
+from grace_opt.hf.evict.names import eviction_from_dict, eviction_named, eviction_to_dict
 from grace_opt.hf.models import load_pocket
-from grace_opt.hf.needle import make_prompt
+from grace_opt.hf.tools.needle import make_prompt
 from tests import oracle
 
 SCALING = 0.7
@@ -114,7 +114,7 @@ def test_nothing_but_padding_and_other_numbers_of_heads_at_once(monkeypatch):
     queries, keys, values, valid = draw(13, (0, 13))
     whole = method.scores(queries, keys, valid, SCALING, values=values)
     assert torch.isneginf(whole[1]).all()
-    for name, few in (("graph_eviction.MAX_WEIGHTS", 1), ("attention_received.CACHED_LOGITS", 2 * 13 * 2)):
+    for name, few in (("evict.graph_eviction.MAX_WEIGHTS", 1), ("evict.received.CACHED_LOGITS", 2 * 13 * 2)):
         monkeypatch.setattr(f"grace_opt.hf.{name}", few)
         assert torch.equal(method.scores(queries, keys, valid, SCALING, values=values), whole)
 

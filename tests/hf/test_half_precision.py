@@ -14,10 +14,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache
 
 from grace_opt.errors import CacheError
-from grace_opt.hf import CompressedCache, Quantization, SnapKV, attach
-from grace_opt.hf.attention_received import attention_received
-from grace_opt.hf.pruned_attention import pruned_attention
-from grace_opt.hf.storage import Compressed
+from grace_opt.hf import CompressedCache, Quantize, SnapKV, attach
+from grace_opt.hf.evict.received import attention_received
+from grace_opt.hf.stores.channels.attention import pruned_attention
+from grace_opt.hf.stores.channels.storage import Compressed
 
 LENGTH, SINKS, TAIL, WIDTH = 100, 3, 9, 64
 DENSE = {"ratio": 0.0, "recent_window": 8}
@@ -64,8 +64,8 @@ def test_nothing_pruned_gives_the_dense_tokens(settings, loud, ids):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"quantize": Quantization(keys=None, values=4)},
-        {"quantize": Quantization(keys=4, values=4)},
+        {"quantize": Quantize(keys=None, values=4)},
+        {"quantize": Quantize(keys=4, values=4)},
         {"evict": SnapKV(budget=90, window=8)},
     ],
     ids=str,
@@ -137,7 +137,7 @@ def test_every_head_is_as_close_to_the_truth_as_sdpa(dtype, scale, softcap):
 def test_triton_s_kernel_accumulates_in_float32(dtype, scale):
     """In the interpreter, without a GPU; on one, by the device's own product."""
     pytest.importorskip("triton")
-    from grace_opt.kernels.decode.gpu import decode_attention
+    from grace_opt.kernels.cache.decode.gpu import decode_attention
 
     query, keys, values, old, tail, tail_values = stored(scale, dtype)
     on = (t.cuda() if torch.cuda.is_available() else t for t in (query, old.pruned_keys, old.kept_indices))

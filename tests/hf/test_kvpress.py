@@ -19,10 +19,10 @@ import kvpress
 import grace_opt.hf
 from grace_opt import registry
 from grace_opt.errors import OptionError, UnknownSolverError
-from grace_opt.hf import press as press_module
-from grace_opt.hf.eviction import H2O, PyramidKV, SnapKV, StreamingLLM
-from grace_opt.hf.kept_tokens import kept_tokens
-from grace_opt.hf.press import GracePress
+from grace_opt.hf.evict.eviction import H2O, PyramidKV, SnapKV, StreamingLLM
+from grace_opt.hf.evict.kept_tokens import kept_tokens
+from grace_opt.hf.tools import press as press_module
+from grace_opt.hf.tools.press import GracePress
 
 HEADS, WIDTH, LAYERS = 2, 16, 2
 

@@ -27,16 +27,16 @@ from grace_opt.hf import (
     StreamingLLM,
     attach,
     attention_implementation,
-    calibrate_eviction,
+    calibrate,
     capture_attention,
-    layer_budgets,
 )
-from grace_opt.hf.attention import register
-from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
-from grace_opt.hf.eviction_names import eviction_from_dict, eviction_to_dict
-from grace_opt.hf.filling import dense_cache
-from grace_opt.hf.kept_tokens import kept_tokens, tokens_kept
+from grace_opt.hf.evict import layer_budgets
+from grace_opt.hf.evict.kept_tokens import kept_tokens, tokens_kept
+from grace_opt.hf.evict.names import eviction_from_dict, eviction_to_dict
 from grace_opt.hf.models import load_pocket
+from grace_opt.hf.models.attention import register
+from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs
+from grace_opt.hf.tools.filling import dense_cache
 from tests import oracle
 
 SHARES = (0.1, 0.25, 0.5)
@@ -263,7 +263,7 @@ def test_what_stays_dense_is_paid_for(budget, least, dense):
 def test_evictions_that_have_no_equal_budget_are_refused(evict):
     with pytest.raises(OptionError, match="write an object of SnapKV"):
         LayerBudgets(evict, LOSSES)
-    with pytest.raises(OptionError, match="losses=calibrate_eviction"):
+    with pytest.raises(OptionError, match=r"losses=calibrate\.budgets"):
         LayerBudgets(SnapKV(), "losses.safetensors")
 
 
@@ -425,7 +425,7 @@ def test_losses_are_those_of_one_layer_that_evicts_while_the_model_reads(pocket,
     model.train()
     steps = []
     evict = SnapKV(budget=3, window=2)  # its budget does not count
-    losses = calibrate_eviction(
+    losses = calibrate.budgets(
         model,
         None,
         [text, text[:, :700]],
@@ -461,7 +461,7 @@ def test_losses_are_those_of_one_layer_that_evicts_while_the_model_reads(pocket,
 def test_losses_of_heads_are_those_of_one_head_whose_tokens_are_hidden(pocket, text, hiding):
     model, read = pocket[0], text[:, :672]
     evict = SnapKV(budget=3, window=2)
-    losses = calibrate_eviction(model, None, [text[:, :768]], evict=evict)
+    losses = calibrate.budgets(model, None, [text[:, :768]], evict=evict)
     captured = capture_attention(model, read)
     dense = hiding(captured, text[:, 672:768], {})
     assert losses.heads == 2
@@ -495,12 +495,12 @@ def test_losses_go_into_a_file_and_back(losses, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ((["a text"],), OptionError, r"write calibrate_eviction\(model, tokenizer, texts\)"),
+        ((["a text"],), OptionError, r"write calibrate\.budgets\(model, tokenizer, texts\)"),
         ((), OptionError, "need the model's tokenizer"),
         (
             (None, ["a text"]),
             OptionError,
-            r"texts need their tokenizer; write calibrate_eviction\(model, tokenizer, texts\)",
+            r"texts need their tokenizer; write calibrate\.budgets\(model, tokenizer, texts\)",
         ),
         ((None, [torch.ones(700, dtype=torch.int64)]), CalibrationError, "no text has 768 tokens"),
         ((None, [torch.full((800,), 10**6)]), OptionError, "text 1 has the token number 1000000"),
@@ -509,17 +509,17 @@ def test_losses_go_into_a_file_and_back(losses, tmp_path):
 )
 def test_what_cannot_be_measured_says_why(arguments, error, words, pocket):
     with pytest.raises(error, match=words):
-        calibrate_eviction(pocket[0], *arguments)
+        calibrate.budgets(pocket[0], *arguments)
 
 
 def test_a_model_that_predicts_nothing_is_refused(pocket, text):
     with pytest.raises(OptionError, match="LlamaModel predicts no tokens"):
-        calibrate_eviction(pocket[0].model, None, [text])
+        calibrate.budgets(pocket[0].model, None, [text])
 
 
 def test_evictions_that_divide_budgets_are_not_calibrated(pocket, text):
-    with pytest.raises(OptionError, match=r"calibrate_eviction\(evict=PyramidKV"):
-        calibrate_eviction(pocket[0], None, [text], evict=PyramidKV())
+    with pytest.raises(OptionError, match=r"calibrate\.budgets\(evict=PyramidKV"):
+        calibrate.budgets(pocket[0], None, [text], evict=PyramidKV())
 
 
 def test_choosing_tokens_without_a_cache_takes_the_layer_s_budget():
@@ -546,10 +546,10 @@ def test_models_with_other_layers_and_sinks_are_measured(name, changes, tiny):
     model = tiny(name, max_position_embeddings=2048, **changes)
     if changes is MIXED and not hasattr(cache_utils, "LinearAttentionLayer"):
         with pytest.raises(CacheError, match=r"states \(linear_attention\).*update transformers"):
-            calibrate_eviction(model, None, [torch.ones(1, 800, dtype=torch.int64)])
+            calibrate.budgets(model, None, [torch.ones(1, 800, dtype=torch.int64)])
         return
     ids = torch.randint(1, 60, (1, 800), generator=torch.Generator().manual_seed(0))
-    losses = calibrate_eviction(model, None, [ids], evict=StreamingLLM())
+    losses = calibrate.budgets(model, None, [ids], evict=StreamingLLM())
     assert losses.layers == CompressedCache(model, ratio=0.0, fused=False).prunable_layers
     assert all(head[0] > 0 for row in losses.losses for head in row)
     assert losses.heads == model.config.num_key_value_heads
@@ -557,7 +557,7 @@ def test_models_with_other_layers_and_sinks_are_measured(name, changes, tiny):
 
 def test_too_few_positions_are_said(tiny):
     with pytest.raises(CalibrationError, match="the model has 256 positions"):
-        calibrate_eviction(tiny(), None, [torch.ones(1, 900, dtype=torch.int64)])
+        calibrate.budgets(tiny(), None, [torch.ones(1, 900, dtype=torch.int64)])
 
 
 def test_with_bits_the_message_is_about_the_eviction_inside(pocket):

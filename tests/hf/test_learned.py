@@ -16,11 +16,11 @@ from grace_opt._util.tensor_files import TensorFormat
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError, CalibrationError, MaskError, OptionError, ProblemError
 from grace_opt.hf import CompressedCache, calibrate, capture_attention, learn_masks
-from grace_opt.hf.learned import call, observe, stages
-from grace_opt.hf.learned.objective import output_error, sample_of
-from grace_opt.hf.learned.stages import learn_layer, mean_error
 from grace_opt.hf.models import load_pocket
-from grace_opt.hf.needle import make_prompt
+from grace_opt.hf.tools.learned import call, observe, stages
+from grace_opt.hf.tools.learned.objective import output_error, sample_of
+from grace_opt.hf.tools.learned.stages import learn_layer, mean_error
+from grace_opt.hf.tools.needle import make_prompt
 
 #: Small enough for a tiny model: windows of 24 tokens, of which a query sees the first and its last four dense.
 SMALL = {"tokens": 24, "windows": 6, "queries": 8, "recent_window": 4, "sink_tokens": 1, "steps": (12, 6)}
@@ -209,7 +209,9 @@ class TestMasks:
         assert masks.pruned.sum(-1).eq(32).all()
         generator = torch.Generator().manual_seed(0)
         random = [ChannelMask(torch.rand(3, 2, 64, generator=generator).argsort(-1) < 32) for _ in range(5)]
-        worst = max(error(calibrate(model, texts, tokenizer, method=name, ratio=0.5)) for name in ("grace", "think"))
+        worst = max(
+            error(calibrate.masks(model, texts, tokenizer, method=name, ratio=0.5)) for name in ("grace", "think")
+        )
         assert error(masks) < 0.9 * min(map(error, random))
         assert error(masks) <= worst
 
@@ -490,7 +492,7 @@ def test_a_ratio_that_leaves_nothing_names_no_multiple_that_was_not_given():
         call._kept(3, 64, 8)
 
 
-@pytest.mark.parametrize("function", [learn_masks, calibrate])
+@pytest.mark.parametrize("function", [learn_masks, calibrate.masks])
 def test_a_tokenizer_of_another_model_is_named(function, tiny):
     with pytest.raises(OptionError, match=r"text 2 has the token number 10000000, and the model knows 0 to"):
         function(tiny("llama"), [torch.arange(9), torch.tensor([1, 10**7, 2])])

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from grace_opt.cli.app import app
 from grace_opt.errors import MissingLibraryError, OptionError
 from grace_opt.hf import CompressedCache, SnapKV, attention_implementation
-from grace_opt.hf.lm_eval.arguments import model_arguments, split_arguments
-from grace_opt.hf.lm_eval.pieces import piece_of
-from grace_opt.hf.lm_eval.tally import Tally, least_tokens
+from grace_opt.hf.tools.lm_eval.arguments import model_arguments, split_arguments
+from grace_opt.hf.tools.lm_eval.pieces import piece_of
+from grace_opt.hf.tools.lm_eval.tally import Tally, least_tokens
 
 pytest.importorskip("lm_eval", reason='needs pip install ".[lm-eval]"')
 
@@ -27,7 +27,7 @@ from lm_eval.api.model import CachingLM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from grace_opt.hf.lm_eval.model import GraceLM
+from grace_opt.hf.tools.lm_eval.model import GraceLM
 
 FOLDER = Path(__file__).parent / "data" / "lm_eval"
 DOCS = [json.loads(line) for line in (FOLDER / "passwords.jsonl").read_text().splitlines()]
@@ -39,9 +39,9 @@ SETTINGS = {"method": {"ratio": 0.5}, "bits": {"bits": 2.25}}
 @pytest.mark.parametrize("library", ["lm_eval", "accelerate"])
 def test_says_what_to_install(library, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.delitem(sys.modules, "grace_opt.hf.lm_eval.model")
+    monkeypatch.delitem(sys.modules, "grace_opt.hf.tools.lm_eval.model")
     with pytest.raises(MissingLibraryError, match=rf"needs {library}, .*pip install .*lm-eval"):
-        importlib.import_module("grace_opt.hf.lm_eval.model")
+        importlib.import_module("grace_opt.hf.tools.lm_eval.model")
 
 
 @cache

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from grace_opt.hf import CompressedCache, Quantization
-from grace_opt.hf.compression import with_real_alone
+from grace_opt.hf import CompressedCache, Quantize
+from grace_opt.hf.stores.packed.masked import with_real_alone
 from tests.hf.test_defaults import CACHES, WINDOWS, model, tokens
 
 MORE = {
-    "8 bits": {"quantize": Quantization(keys=8, values=8, group_size=8, backend="hqq")},
+    "8 bits": {"quantize": Quantize(keys=8, values=8, group_size=8, backend="hqq")},
     "8 bits, sinks, blocks": {
-        "quantize": Quantization(keys=8, values=8, group_size=16, backend="hqq"),
+        "quantize": Quantize(keys=8, values=8, group_size=16, backend="hqq"),
         "sink_tokens": 3,
         "tail_block": 16,
         "recent_window": 24,

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from grace_opt.hf import CompressedCache, MemoryReport, PyramidKV, Quantization, SnapKV, attach
-from grace_opt.kernels import decode as kernels
+from grace_opt.hf import CompressedCache, MemoryReport, PyramidKV, Quantize, SnapKV, attach
+from grace_opt.kernels.cache import decode as kernels
 
 
 def storage_bytes(cache):
@@ -72,7 +72,7 @@ def test_what_tells_kernels_where_the_bits_are_is_counted(values, tiny, prune, p
     pytest.importorskip("optimum.quanto")
     monkeypatch.setattr(kernels, "CPU_MIN_TOKENS_IN_FEW_BITS", 0)
     model = tiny()
-    cache = prune(model, "mies", 0.5, quantize=Quantization(4, values, group_size=8))
+    cache = prune(model, "mies", 0.5, quantize=Quantize(keys=4, values=values, group_size=8))
     with torch.no_grad():
         model(prompt, past_key_values=cache)
         before = cache.memory_report().allocated_bytes
@@ -94,7 +94,7 @@ def test_no_table_is_made_that_no_kernel_reads(tiny, prune, prompt, continuation
     monkeypatch.setattr(kernels, "CPU_MIN_TOKENS_IN_FEW_BITS", 0)
     for dtype, made in ((torch.float32, 2), (torch.bfloat16, 0)):
         model = copy.deepcopy(tiny()).to(dtype)
-        cache = prune(model, "mies", 0.5, quantize=Quantization(4, group_size=8))
+        cache = prune(model, "mies", 0.5, quantize=Quantize(keys=4, group_size=8))
         with torch.no_grad():
             model(prompt, past_key_values=cache)
             model(continuation[:, :1], past_key_values=cache)
@@ -252,7 +252,7 @@ class TestTokensOfTheReport:
         for sentence, expected in zip(found.idle, said, strict=True):
             assert re.match(expected.replace("(", r"\(").replace(")", r"\)"), sentence)
 
-    @pytest.mark.parametrize("quantize", [None, Quantization(keys=4, group_size=8)])
+    @pytest.mark.parametrize("quantize", [None, Quantize(keys=4, group_size=8)])
     def test_bits_without_pruning_are_no_idle_ratio(self, quantize, report):
         if quantize is not None:
             pytest.importorskip("optimum.quanto")

@@ -9,7 +9,7 @@ import pytest
 
 from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import OptionError, UnknownSolverError
-from grace_opt.hf import H2O, CacheConfig, CompressedCache, PyramidKV, Quantization, SnapKV, StreamingLLM, attach
+from grace_opt.hf import H2O, CacheConfig, CompressedCache, PyramidKV, Quantize, SnapKV, StreamingLLM, attach
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from grace_opt.hf import H2O, CacheConfig, CompressedCache, PyramidKV, Quantizat
     [
         ({"lambda_": 0.5}, r"For lambda_, write ratio=\."),
         ({"sparsity": 0.5}, r"For sparsity, write ratio=\."),
-        ({"nbits": 4}, r"For nbits, write bits=, .* or quantize=Quantization\(keys=4\) for the same"),
+        ({"nbits": 4}, r"For nbits, write bits=, .* or quantize=Quantize\(4\) for the same"),
         ({"max_capacity_prompt": 64}, r"For max_capacity_prompt, write evict=SnapKV\(budget=512\)\."),
         ({"device": "cpu"}, "For device, leave it out: the cache is on the model's device"),
         ({"layers": [0, 1]}, r"For layers, write one ratio per layer .* ratio=\[0, 0\.5"),
@@ -33,7 +33,7 @@ from grace_opt.hf import H2O, CacheConfig, CompressedCache, PyramidKV, Quantizat
             r"method=0\.6: write a name, .* the share to prune is another argument, ratio=, and so are bits=$",
         ),
         ({"evict": SnapKV}, r"evict=<class .*SnapKV'>: write an eviction, for instance SnapKV\(budget=512\)"),
-        ({"quantize": Quantization}, r"for instance Quantization\(keys=4\)"),
+        ({"quantize": Quantize}, r"for instance Quantize\(4\)"),
         ({"provider": "mies"}, r"provider='mies': write a function .* a name alone is method="),
         ({"provider": divmod}, r"provider\(queries, keys, attention_mask\): too many .* three"),
         ({"provider": MaskProvider}, r"write a function .* for instance MaskProvider\(\"mies\", 0\.5\)"),
@@ -55,8 +55,8 @@ def test_of_a_method_with_a_blank(tiny):
 @pytest.mark.parametrize(
     ("make", "arguments", "says"),
     [
-        (Quantization, {"nbits": 4}, r"Quantization has no nbits; its arguments are keys, .* write keys=4"),
-        (Quantization, {"group_sise": 4}, r"For group_sise, write group_size=\."),
+        (Quantize, {"nbits": 4}, r"Quantize has no nbits; its arguments are bits, .* write bits=4"),
+        (Quantize, {"group_sise": 4}, r"For group_sise, write group_size=\."),
         (SnapKV, {"max_capacity_prompt": 1}, r"SnapKV has no max_capacity_prompt; .* write budget="),
         (PyramidKV, {"kernel_size": 5}, "PyramidKV has no kernel_size; .*beta.* write kernel="),
         (H2O, {"recent_size": 5}, "H2O has no recent_size; .*observed.* write window="),
@@ -76,6 +76,8 @@ def test_too_many_by_position_are_named_too():
         StreamingLLM(64, 4, 2)
 
 
-@pytest.mark.parametrize("value", [CacheConfig(ratio=0.25), SnapKV(64, 8), PyramidKV(64, beta=3), Quantization(2, 4)])
+@pytest.mark.parametrize(
+    "value", [CacheConfig(ratio=0.25), SnapKV(64, 8), PyramidKV(64, beta=3), Quantize(keys=2, values=4)]
+)
 def test_checked_constructors_still_copy_pickle_and_compare(value):
     assert copy.deepcopy(value) == value == pickle.loads(pickle.dumps(value))  # noqa: S301

@@ -12,12 +12,13 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError, MaskError
-from grace_opt.hf import CompressedCache, calibrate_basis, placement
-from grace_opt.hf.fingerprint import fingerprint
-from grace_opt.hf.layer import PrunedKeyLayer
-from grace_opt.hf.masking import kept_channels
-from grace_opt.hf.placement import layer_devices
-from grace_opt.hf.static_masks import StaticMask
+from grace_opt.hf import CompressedCache, calibrate
+from grace_opt.hf.engine.layer import PrunedKeyLayer
+from grace_opt.hf.models import placement
+from grace_opt.hf.models.fingerprint import fingerprint
+from grace_opt.hf.models.placement import layer_devices
+from grace_opt.hf.stores.channels.kept import kept_channels
+from grace_opt.hf.stores.channels.static_masks import StaticMask
 from tests.hf import parallel_worker
 from tests.hf.conftest import OBSERVED, RECENT, build
 
@@ -37,7 +38,7 @@ def saved_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parallel")
     build("Llama").save_pretrained(folder / "model")
     text = torch.randint(3, 97, (200,), generator=torch.Generator().manual_seed(9))
-    calibrate_basis(build("Llama"), None, [text]).save(folder / "basis.safetensors")
+    calibrate.basis(build("Llama"), None, [text]).save(folder / "basis.safetensors")
     return folder
 
 
@@ -260,7 +261,7 @@ def elsewhere(monkeypatch):
         if layer.tail is not None:
             layer.tail.map(change)
         if layer.compressed is not None:
-            layer.compressed = layer.compressed._changed(change)
+            layer.compressed = layer.compressed.changed(change)
 
     monkeypatch.setattr(PrunedKeyLayer, "_move", move)
     return moves

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import DynamicCache
 
-from grace_opt.hf import CompressedCache, Quantization, SnapKV
+from grace_opt.hf import CompressedCache, Quantize, SnapKV
 from tests.hf.conftest import build
 
 LENGTH = 2048
@@ -73,7 +73,7 @@ def load_libraries():
         {"ratio": 0.3},
         {"ratio": 0.3, "sink_tokens": 4},
         {"evict": SnapKV(256)},
-        {"quantize": Quantization(4, 4)},
+        {"quantize": Quantize(4)},
         {"bits": 2.25, "basis": "none"},
         {"bits": 4, "basis": "prompt"},
         {"bits": 2, "basis": "none", "evict": SnapKV(1024)},

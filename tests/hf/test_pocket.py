@@ -12,14 +12,15 @@ import torch
 from transformers import DynamicCache
 from typer.testing import CliRunner
 
-from grace_opt import CacheError, OptionError, instances, interaction_matrix, solve
+from grace_opt import instances, solve
+from grace_opt.attention import interaction_matrix
 from grace_opt.cli.app import app
-from grace_opt.errors import MissingLibraryError
+from grace_opt.errors import CacheError, MissingLibraryError, OptionError
 from grace_opt.hf import CacheConfig, CompressedCache, SnapKV, attention_implementation, capture_attention
-from grace_opt.hf.bits.at_hand import basis_for
-from grace_opt.hf.demo import run_demo
+from grace_opt.hf.bases.at_hand import basis_for
 from grace_opt.hf.models import POCKET_BASIS, POCKET_FOLDER, ModelError, load_model, load_pocket
-from grace_opt.hf.needle import filler, make_prompt
+from grace_opt.hf.tools.demo import run_demo
+from grace_opt.hf.tools.needle import filler, make_prompt
 from tests import oracle
 
 pocket = functools.cache(load_pocket)
@@ -133,7 +134,7 @@ def test_the_basis_that_ships_is_the_pocket_models():
 @pytest.mark.slow
 def test_a_cache_that_lost_the_passwords_is_not_right(monkeypatch):
     """Answers are looked for in the smaller cache: with few channels left, some are not found."""
-    monkeypatch.setattr("grace_opt.hf.demo.LATER_TOKENS", 8)
+    monkeypatch.setattr("grace_opt.hf.tools.demo.LATER_TOKENS", 8)
     model, tokenizer = pocket()
     dense, _, think, *_ = run_demo(model, tokenizer, tokens=300, ratio=0.84, ratios=(), bits=()).rows
     assert dense.right == 5
@@ -212,7 +213,9 @@ def test_damaged_files_of_a_model(name, change, tmp_path):
 
 
 def test_errors_of_several_lines_are_quoted_in_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("grace_opt.hf.models.AutoTokenizer.from_pretrained", mock.Mock(side_effect=ValueError("a:\nb")))
+    monkeypatch.setattr(
+        "grace_opt.hf.models.loading.AutoTokenizer.from_pretrained", mock.Mock(side_effect=ValueError("a:\nb"))
+    )
     with pytest.raises(ModelError, match=r"ValueError: a: b$"):
         load_model(str(tmp_path))
 

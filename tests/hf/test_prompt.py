@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import H2O, CompressedCache, SnapKV, _compat
-from grace_opt.hf.observation import Observation
-from grace_opt.hf.prompt import Prompt
+from grace_opt.hf import H2O, CompressedCache, SnapKV
+from grace_opt.hf.engine.prompt import Prompt
+from grace_opt.hf.models import compat as _compat
+from grace_opt.hf.models.observation import Observation
 from tests.hf.matrix import assistant
 
 

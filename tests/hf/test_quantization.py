@@ -15,9 +15,10 @@ from transformers import LlamaConfig
 
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import CacheConfig, CompressedCache
-from grace_opt.hf.observation import Observation
-from grace_opt.hf.packing import SUPPORTED_BITS
-from grace_opt.hf.quantization import Quantization, QuantizedTokens
+from grace_opt.hf.models.observation import Observation
+from grace_opt.hf.settings.backends import SUPPORTED_BITS
+from grace_opt.hf.settings.quantization import Quantize
+from grace_opt.hf.stores.packed.tokens import QuantizedTokens, quantize
 from tests.packed import numbers_of
 
 MODULES = {"quanto": "optimum", "hqq": "hqq"}
@@ -273,19 +274,19 @@ def test_on_a_gpu_as_on_the_cpu(library_and_bits):
 
 def test_quantization_applies_to_keys_and_values(backend):
     keys, values = draw(2, 3, 16, 5), draw(2, 3, 19, 16)
-    found, untouched = Quantization(keys=4, group_size=GROUP, backend=backend).apply(keys, values)
+    found, untouched = quantize(Quantize(keys=4, group_size=GROUP, backend=backend), keys, values)
     assert untouched is values
     assert torch.equal(found.dequantize(), QuantizedTokens.quantize(keys, 4, "tokens", GROUP, backend).dequantize())
-    untouched, found = Quantization(None, 2, GROUP, backend).apply(keys, values)
+    untouched, found = quantize(Quantize(values=2, group_size=GROUP, backend=backend), keys, values)
     assert untouched is keys
     assert torch.equal(found.dequantize(), QuantizedTokens.quantize(values, 2, "channels", GROUP, backend).dequantize())
 
 
 def test_quantization_is_plain_data():
-    quantization = Quantization(keys=3, values=8, group_size=64, backend="hqq")
-    assert Quantization.from_dict(json.loads(json.dumps(quantization.to_dict()))) == quantization
+    quantization = Quantize(keys=3, values=8, group_size=64, backend="hqq")
+    assert Quantize.from_dict(json.loads(json.dumps(quantization.to_dict()))) == quantization
     with pytest.raises(OptionError, match="has no bits"):
-        Quantization.from_dict({"bits": 4})
+        Quantize.from_dict({"bits": 4})
 
 
 @pytest.mark.parametrize(
@@ -308,7 +309,7 @@ def test_quantization_is_plain_data():
 )
 def test_bad_options_are_told_at_once(options, message):
     with pytest.raises(OptionError, match=message):
-        Quantization(**options)
+        Quantize(**options)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +380,7 @@ def test_a_file_whose_last_group_of_tokens_is_cut(backend):
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 def test_names_stand_for_keys_and_values_in_so_many_bits(bits):
-    assert CacheConfig(quantize=f"int{bits}").quantize == Quantization(keys=bits, values=bits)
+    assert CacheConfig(quantize=f"int{bits}").quantize == Quantize(keys=bits, values=bits)
     assert CacheConfig(quantize=f"INT{bits}").quantize.group_size == 32
 
 
@@ -405,16 +406,17 @@ def test_unknown_names_suggest_the_nearest(name, near):
     ],
 )
 def test_the_back_end_is_the_first_that_is_installed_and_has_the_bits(bits, here, chosen, monkeypatch):
-    monkeypatch.setattr("grace_opt.hf.packing._is_installed", lambda backend: backend in here)
-    assert Quantization(*bits).backend == chosen
-    assert Quantization.from_dict(Quantization(*bits).to_dict()) == Quantization(*bits)
+    monkeypatch.setattr("grace_opt.hf.settings.backends._is_installed", lambda backend: backend in here)
+    made = Quantize(keys=bits[0], values=bits[1])
+    assert made.backend == chosen
+    assert Quantize.from_dict(made.to_dict()) == made
 
 
 def test_bits_that_no_back_end_has_say_which_do():
     with pytest.raises(
         OptionError, match=r'no back end .* in 4 and 5 bits: backend="quanto" offers 2, 4; backend="hqq" offers 1, 2'
     ):
-        Quantization(keys=5, values=4)
+        Quantize(keys=5, values=4)
 
 
 def test_a_missing_library_names_the_extra(monkeypatch):
@@ -426,12 +428,12 @@ def test_a_missing_library_names_the_extra(monkeypatch):
         with pytest.raises(OptionError, match=r"pip install .\.\[quant\]. in"):
             QuantizedTokens.quantize(draw(1, 1, 8, 4), 4, "tokens", GROUP, name)
         with pytest.raises(OptionError, match=name):
-            Quantization(backend=name).check_installed()
+            Quantize(backend=name).check_installed()
 
 
 def prompt_of(length, backend, **settings):
     """A layer whose prompt of this length was quantised, and the keys and values of that prompt."""
-    bits = Quantization(keys=4, values=4, group_size=GROUP, backend=backend)
+    bits = Quantize(keys=4, values=4, group_size=GROUP, backend=backend)
     config = LlamaConfig(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=16, hidden_size=32)
     layer = CompressedCache(config, ratio=0.0, quantize=bits, recent_window=5, **settings).layers[0]
     every = draw(1, 2, 700, 16), draw(1, 2, 700, 16, seed=1)

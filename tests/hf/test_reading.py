@@ -10,10 +10,10 @@ import torch
 from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import CacheConfig, CompressedCache, Quantization, SnapKV, StreamingLLM, TopTokens, attach
-from grace_opt.hf.evaluation import next_token_log_probs, stored_bits
-from grace_opt.hf.reading.index import ReadIndex
-from grace_opt.kernels import reading as kernels
+from grace_opt.hf import CacheConfig, CompressedCache, Quantize, SnapKV, StreamingLLM, TopTokens, attach
+from grace_opt.hf.stores.channels.index import ReadIndex
+from grace_opt.hf.tools.evaluation import next_token_log_probs, stored_bits
+from grace_opt.kernels.cache import reading as kernels
 
 WAYS = {
     "pages": TopTokens(share=0.6, page_size=4),
@@ -152,7 +152,7 @@ def test_together_with_other_settings_all_is_read_of_what_they_leave(
 @pytest.mark.parametrize("by", ["pages", "sampling"])
 @pytest.mark.parametrize("quantize", [{"keys": 8, "values": 8}, {"values": 8}])
 def test_quantised_tokens_are_read(by, quantize, tiny, prune, prompt, continuation, step, close):
-    model, quantize = tiny(), Quantization(**quantize, group_size=8)
+    model, quantize = tiny(), Quantize(**quantize, group_size=8)
     cache = prune(model, read=ALL[by], quantize=quantize, sink_tokens=0)
     expected = step(model, prune(model, ratio=0.0, quantize=quantize), prompt, continuation)
     assert close(step(model, cache, prompt, continuation), expected)
@@ -250,7 +250,7 @@ def test_files_that_were_edited_are_refused(
     cache.save(path)
     about, tensors = digest_known(path)
     about["layers"][0].update(change)
-    from grace_opt.hf import saving
+    from grace_opt.hf.engine import saving
 
     saving.FILE_FORMAT.write(path, tensors, about)
     with pytest.raises(CacheError, match=says):

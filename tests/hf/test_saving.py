@@ -18,15 +18,16 @@ from grace_opt._util import tensor_files
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import CacheConfig, CompressedCache, Quantization, SnapKV, attach, saving
-from grace_opt.hf.layer import PrunedKeyLayer
-from grace_opt.hf.quantization import QuantizedTokens
+from grace_opt.hf import CacheConfig, CompressedCache, Quantize, SnapKV, attach
+from grace_opt.hf.engine import saving
+from grace_opt.hf.engine.layer import PrunedKeyLayer
+from grace_opt.hf.stores.packed.tokens import QuantizedTokens
 from tests import children
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(__file__).parent / "data"
 WINDOWS = {"recent_window": 8, "observation_window": 6}
-BITS = Quantization(keys=4, values=4, group_size=8)
+BITS = Quantize(keys=4, values=4, group_size=8)
 SNAP = SnapKV(budget=24, window=4)
 MIXED = {"use_sliding_window": True, "sliding_window": 12, "layer_types": ("sliding_attention", "full_attention")}
 #: What is saved: settings, tokens that are cached by then, changes to the model.

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from grace_opt.attention.provider import MaskProvider
-from grace_opt.hf import CompressedCache, attention, attention_implementation, capture_attention
-from grace_opt.kernels.decode.reference import causal_mask
+from grace_opt.hf import CompressedCache, attention_implementation, capture_attention
+from grace_opt.hf.engine import attention
+from grace_opt.kernels.cache.decode.reference import causal_mask
 from tests.hf.matrix import model_of
 
 

@@ -16,20 +16,11 @@ from transformers import DynamicCache
 from grace_opt import ChannelMask, MaskProvider
 from grace_opt.attention.provider import DEFAULT_RATIO
 from grace_opt.errors import CalibrationError, OptionError
-from grace_opt.hf import (
-    H2O,
-    CacheConfig,
-    CompressedCache,
-    Quantization,
-    SnapKV,
-    TopTokens,
-    attach,
-    calibrate,
-)
-from grace_opt.hf.lm_eval.arguments import split_arguments
+from grace_opt.hf import H2O, Bits, CacheConfig, CompressedCache, Quantize, SnapKV, TopTokens, attach, calibrate
 from grace_opt.hf.models import POCKET_BASIS, load_pocket
-from grace_opt.hf.needle import make_prompt
-from grace_opt.hf.tune.candidates import default_candidates
+from grace_opt.hf.tools.lm_eval.arguments import split_arguments
+from grace_opt.hf.tools.needle import make_prompt
+from grace_opt.hf.tools.tune.candidates import default_candidates
 from tests.hf.conftest import SIZES
 
 #: Settings that make a cache smaller without dropping channels, and those that leave it to the default.
@@ -37,7 +28,7 @@ ALONE = (
     {"evict": "snapkv"},
     {"evict": H2O(budget=64)},
     {"quantize": "int4"},
-    {"quantize": Quantization(keys=None, values=8)},
+    {"quantize": Quantize(keys=None, values=8)},
     {"read": "pages"},
     {"read": TopTokens(by="sampling")},
 )
@@ -70,7 +61,7 @@ def test_without_settings_keys_and_values_have_2_25_bits(pocket, monkeypatch, tm
 @pytest.mark.parametrize("beside", BESIDE, ids=str)
 def test_what_makes_nothing_smaller_leaves_the_default(beside):
     config = CacheConfig(**beside)
-    assert (config.bits, config.ratio) == (2.25, 0.0)
+    assert (config.bits.bits, config.channels.ratio) == (2.25, 0.0)
     assert config == CacheConfig(bits=2.25, **beside)
 
 
@@ -80,7 +71,7 @@ def test_a_setting_alone_drops_no_channel(alone, pocket):
     model, inputs = pocket
     config = CacheConfig(**alone)
     assert config == CacheConfig(ratio=0.0, **alone)
-    assert not config.is_coded
+    assert config.bits is None
     if "evict" in alone:  # the tokens that are kept, in all their channels
         with attach(model, **alone, recent_window=8) as attached:
             model.generate(**inputs, max_new_tokens=1)
@@ -108,7 +99,7 @@ def test_a_budget_that_drops_nothing_is_no_reason_to_drop_channels(pocket):
 )
 def test_who_asks_for_channels_to_be_chosen_gets_the_usual_ratio(asks):
     config = CacheConfig(**asks)
-    assert (config.ratio, config.bits) == (DEFAULT_RATIO, None)
+    assert (config.channels.ratio, config.bits) == (DEFAULT_RATIO, None)
     assert config == CacheConfig(ratio=DEFAULT_RATIO, **asks)
 
 
@@ -120,7 +111,7 @@ def test_how_to_choose_without_a_choice_is_refused(name, beside, tiny):
         OptionError, match=rf"^{name}=.*without ratio= none is; write ratio=0.3 as well, or leave {name}"
     ):
         CompressedCache(tiny(), **{name: value}, **beside)
-    assert getattr(CacheConfig(**{name: value}, ratio=0.3, **beside), name) == value
+    assert getattr(CacheConfig(**{name: value}, ratio=0.3, **beside).channels, name) == value
 
 
 def test_a_cache_that_pads_its_keys_is_not_the_default():
@@ -128,7 +119,7 @@ def test_a_cache_that_pads_its_keys_is_not_the_default():
         CacheConfig(fused=False)
     with pytest.raises(OptionError, match="fused=False"):
         CacheConfig.from_dict({"fused": False})
-    assert CacheConfig(fused=False, quantize="int4").ratio == 0.0
+    assert CacheConfig(fused=False, quantize="int4").channels.ratio == 0.0
 
 
 class TestWhereBitsAreRefused:
@@ -179,8 +170,8 @@ class TestChannelsChosenElsewhere:
             (CacheConfig(evict="snapkv"), "config= drops none: give it ratio="),
         ):
             with pytest.raises(OptionError, match=says):
-                calibrate(tiny(), ids, config=config)
-        assert calibrate(tiny(), ids).pruned.sum(-1).eq(5).all()  # of 16 channels, 0.3
+                calibrate.masks(tiny(), ids, config=config)
+        assert calibrate.masks(tiny(), ids).pruned.sum(-1).eq(5).all()  # of 16 channels, 0.3
 
 
 # Files and dicts from before
@@ -265,7 +256,7 @@ def test_files_of_today_mean_what_the_call_means(tmp_path):
     for settings in ({}, {"quantize": INT4}, {"recent_window": 8}):
         again = CacheConfig.from_json(file_of(tmp_path / "cache.json", settings, version="2"))
         assert again == CacheConfig.from_dict(settings)
-    assert CacheConfig.from_json(file_of(tmp_path / "cache.json", {}, version="2")).bits == 2.25
+    assert CacheConfig.from_json(file_of(tmp_path / "cache.json", {}, version="2")).bits == Bits(2.25)
     assert json.loads(CacheConfig().to_json())["version"] == "2"
     with pytest.raises(OptionError, match="has format version '3', and this grace_opt reads '2'"):
         CacheConfig.from_json(file_of(tmp_path / "cache.json", {}, version="3"))
@@ -334,4 +325,4 @@ def test_tune_measures_what_was_asked_first():
 
 def test_the_harness_takes_settings_alone():
     settings, _ = split_arguments({"evict": {"name": "snapkv", "budget": 99}, "quantize": {"keys": 4}}, [])
-    assert CacheConfig(**settings).ratio == 0.0
+    assert CacheConfig(**settings).channels.ratio == 0.0

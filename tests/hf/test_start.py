@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from grace_opt.errors import OptionError
-from grace_opt.hf import Attached, attach, implementation
+from grace_opt.hf import Attached, attach
+from grace_opt.hf.models import implementation
 from tests.hf.test_blocks import OPTIONS, WINDOWS, Held, as_found, kept
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grace_opt.attention.masks import ChannelMask
-from grace_opt.hf.fingerprint import weights_digest
+from grace_opt.hf.models.fingerprint import weights_digest
 
 
 @pytest.fixture

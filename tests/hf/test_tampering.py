@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 
 from grace_opt.attention.masks import FILE_FORMAT, ChannelMask
 from grace_opt.errors import CacheError, GraceError, MaskError
-from grace_opt.hf import H2O, CacheConfig, CompressedCache, Quantization, SnapKV, saving
+from grace_opt.hf import H2O, CacheConfig, CompressedCache, Quantize, SnapKV
+from grace_opt.hf.engine import saving
 from tests.hf.test_saving import filled, go_on, kind, same_bits  # noqa: F401  (a fixture)
 
 KINDS = ["plain", "evicted", kind("all at once"), "sliding and full", "empty"]
@@ -305,7 +306,7 @@ def test_masks(tmp_path):
         CacheConfig(),
         CacheConfig(ratio=0.3),
         CacheConfig(ratio=[0.25, 0.5], protect=(0.1, 0.2), tail_block=8, evict=SnapKV(budget=64)),
-        CacheConfig(method="local_search", kept_channels=9, options={"start": "think"}, quantize=Quantization()),
+        CacheConfig(method="local_search", kept_channels=9, options={"start": "think"}, quantize=Quantize(keys=4)),
         CacheConfig(evict=H2O(budget=64)),
         CacheConfig(bits=2.25),
         CacheConfig(key_bits=4, value_bits=2, basis="none"),

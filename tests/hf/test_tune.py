@@ -22,12 +22,12 @@ pytest.importorskip("matplotlib")
 from grace_opt.cli.app import app
 from grace_opt.errors import EvaluationError, OptionError
 from grace_opt.hf import CacheConfig, CompressedCache, SnapKV, attach, attention_implementation, tune
-from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs, stored_bits
 from grace_opt.hf.models import load_pocket
-from grace_opt.hf.tune import Candidate, call, measuring, recommend, rows, windows
-from grace_opt.hf.tune.candidates import FAMILIES, default_candidates
-from grace_opt.hf.tune.figure import frontier
-from grace_opt.hf.tune.foreign import quantized_bits
+from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs, stored_bits
+from grace_opt.hf.tools.tune import Candidate, call, measuring, recommend, rows, windows
+from grace_opt.hf.tools.tune.candidates import FAMILIES, default_candidates
+from grace_opt.hf.tools.tune.figure import frontier
+from grace_opt.hf.tools.tune.foreign import quantized_bits
 from grace_opt.sweep import Interval
 
 pocket = functools.cache(load_pocket)
@@ -363,7 +363,7 @@ def test_bits_that_were_asked_for_are_measured_first(texts, monkeypatch) -> None
     result = tune(model, tokenizer, texts, bits=[4, 3], basis="none", **FEW)
     assert calls[:2] == ["bits 4", "bits 3"]
     assert result.recommendation.reached
-    assert result.config.bits == 4
+    assert result.config.bits.bits == 4
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import transformers
 
 from grace_opt.errors import CacheError
 from grace_opt.hf import CompressedCache, attach
-from grace_opt.hf.fingerprint import fingerprint
+from grace_opt.hf.models.fingerprint import fingerprint
 from tests.hf.conftest import OBSERVED, RECENT, SIZES
 from tests.hf.every_family import sizes_of
 

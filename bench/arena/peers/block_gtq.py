@@ -23,7 +23,7 @@ from bench.arena.peers.turboquant import nearest, quantised, rotation
 from bench.arena.stored import PARAMETER_BITS, Layer, Method, Stored, in_16_bits, stored
 from grace_opt.errors import OptionError
 from grace_opt.hf import CalibratedBasis
-from grace_opt.hf.bits.codebooks import gaussian_levels
+from grace_opt.hf.bases.codebooks import gaussian_levels
 
 SOURCE = "Block-GTQ, arXiv 2606.24033"
 WIDTHS = (4, 3, 2)

@@ -27,7 +27,7 @@ from bench.arena.peers.kivi import per_token
 from bench.arena.stored import Layer, Method, Stored, between, stored
 from grace_opt.errors import OptionError
 from grace_opt.hf import CalibratedBasis
-from grace_opt.hf.bits.basis import SHRINKAGE
+from grace_opt.hf.bases.basis import SHRINKAGE
 
 SOURCE = "OSCAR, arXiv 2605.17757"
 #: Percentiles of a token's magnitudes at which its entries are cut.

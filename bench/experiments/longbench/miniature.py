@@ -1,4 +1,4 @@
-"""A miniature of LongBench: files in its format for all 16 tasks, made from the grammar of `grace_opt.hf.needle`.
+"""A miniature of LongBench: files in its format for all 16 tasks, made from the grammar of `grace_opt.hf.tools.needle`.
 
 When: the whole harness is to run offline, in tests and in the small sizes, on the pocket model, which knows no other
 words. It tests the harness. It is no benchmark: that model was trained to state passwords, and cannot summarise, count
@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.experiments.longbench.tasks import TASKS
 from grace_opt._util.files import atomic_write
-from grace_opt.hf.needle import CITIES, COLOURS, fact, filler, question, random_answer
+from grace_opt.hf.tools.needle import CITIES, COLOURS, fact, filler, question, random_answer
 
 #: Sentences of filler in a context, about 13 words each.
 SENTENCES = 24

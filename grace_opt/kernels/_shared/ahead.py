@@ -1,9 +1,9 @@
-"""Machine code of C functions that was compiled ahead of time: a wheel brings it, and nothing has to be compiled.
+"""Machine code of C functions that was compiled ahead of time: a wheel has it, and nothing has to be compiled.
 
 ``python -m bench.wheel`` compiles every `c_function`, and one for each loop of `jit`, for a few kinds of processors,
 and packs a file of machine code for each into `FOLDER`. `address_of` loads a function from the file for the richest
-kind that this processor is no less than. A checkout has no such files. When: `grace_opt.kernels._shared.jit` asks
-before it compiles. Why, and what else was thought of: docs/adr/0020-compiled-ahead-of-time.md.
+kind that this processor is no less than. A checkout has no such files. When: `grace_opt.kernels._shared.jit` looks
+here before it compiles. Why, and what else was thought of: docs/adr/0020-compiled-ahead-of-time.md.
 
 Nothing of a file is used unless numba's version, the switch for hand-made LLVM and all sources of the kernels are those
 it was made from, and the bytes are those that were made. What is compiled here instead gives the same results, up to
@@ -23,7 +23,7 @@ from llvmlite import binding
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys  # type: ignore[attr-defined]
 
-from .kept import stamp_of_sources
+from .disk_cache import stamp_of_sources
 from .lanes import FEATURES, decided
 from .switches import AHEAD, is_off
 
@@ -96,10 +96,10 @@ def _read(file: Path, name: str) -> tuple[str, bytes] | None:
 
 
 def _load(file: Path, name: str) -> int:
-    found = _read(file, name)
-    if found is None:
+    stored = _read(file, name)
+    if stored is None:
         return 0
-    (symbol, code), engine = found, _engine()
+    (symbol, code), engine = stored, _engine()
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return int(engine.get_function_address(symbol))
@@ -107,7 +107,7 @@ def _load(file: Path, name: str) -> int:
 
 @cache
 def _engine() -> Any:
-    """What gives machine code an address, with numba's runtime for it to call."""
+    """Return what gives machine code an address, with numba's runtime for it to call."""
     rtsys.initialize(cpu_target.target_context)
     machine = binding.Target.from_default_triple().create_target_machine()
     return binding.create_mcjit_compiler(binding.parse_assembly(""), machine)

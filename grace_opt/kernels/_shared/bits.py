@@ -1,7 +1,7 @@
 """`Bits`: a numba type for 256 bits, such as one bit of each of 256 tokens, and counters that add up many of them.
 
-Counters lie in bits too, the ones of all tokens in one vector, the twos in the next: adding sixteen vectors takes
-fifteen full adders, each a handful of logical operations for all tokens at once.
+Counters are stored as bits too, the ones of all tokens in one vector, the twos in the next: adding sixteen vectors
+takes fifteen full adders, each a handful of logical operations for all tokens at once.
 
 When: bits of many tokens are compared, and equal ones counted. LLVM splits vectors where registers are narrower.
 Source: the adders are Harley's and Seal's; Warren, "Hacker's Delight" (2012), section 5-1.
@@ -49,9 +49,9 @@ def _load(builder, address, kind=_WORDS):
     return builder.load(builder.inttoptr(address, kind.as_pointer()), align=4)
 
 
-def _differing(builder, at, words, place):
-    """Where a vector, one of those from an address on, is not the int32 of the same place."""
-    vector = _load(builder, builder.add(at, ir.Constant(at.type, place * BYTES)))
+def _differing(builder, address, words, place):
+    """Return where a vector, one of those from an address on, is not the int32 of the same place."""
+    vector = _load(builder, builder.add(address, ir.Constant(address.type, place * BYTES)))
     word = _load(builder, builder.add(words, ir.Constant(words.type, place * 4)), _WORD)
     return builder.xor(vector, _spread(builder, word))
 
@@ -96,44 +96,44 @@ for _operator, _method in ((operator.and_, "and_"), (operator.or_, "or_"), (oper
 
 def _comparing(count):
     @intrinsic
-    def compare(typing_context, found, at, words):
+    def compare(typing_context, differences, address, words):
         def generate(context, builder, signature, arguments):
-            found, at, words = arguments
+            differences, address, words = arguments
             for place in range(count):
-                found = builder.or_(found, _differing(builder, at, words, place))
-            return found
+                differences = builder.or_(differences, _differing(builder, address, words, place))
+            return differences
 
-        return found(found, types.intp, types.intp), generate
+        return differences(differences, types.intp, types.intp), generate
 
     return compare
 
 
-#: `found`, and where some of the vectors from an address on, one or four, are not those of as many int32.
+#: `differences`, and where some of the vectors from an address on, one or four, are not those of as many int32.
 differing, four_differing = _comparing(1), _comparing(4)
 
 
 @intrinsic
-def add_differing(typing_context, sums, at, words):
+def add_differing(typing_context, sums, address, words):
     """The counters of ones, twos, fours and eights, and what is carried on, after where each of sixteen vectors from an
     address on is not one of as many int32 has been added."""
 
     def generate(context, builder, signature, arguments):
-        kept, at, words = cgutils.unpack_tuple(builder, arguments[0]), arguments[1], arguments[2]
+        counters, address, words = cgutils.unpack_tuple(builder, arguments[0]), arguments[1], arguments[2]
         waiting = [[] for _ in range(SUMS + 1)]
 
-        def add(level, found):
-            waiting[level].append(found)
+        def add(level, carry):
+            waiting[level].append(carry)
             if level == SUMS or len(waiting[level]) < 2:
                 return
             (a, b), waiting[level] = waiting[level], []
-            either = builder.xor(kept[level], a)
-            carried = builder.or_(builder.and_(kept[level], a), builder.and_(either, b))
-            kept[level] = builder.xor(either, b)
+            either = builder.xor(counters[level], a)
+            carried = builder.or_(builder.and_(counters[level], a), builder.and_(either, b))
+            counters[level] = builder.xor(either, b)
             add(level + 1, carried)
 
         for place in range(BITS_AT_ONCE):
-            add(0, _differing(builder, at, words, place))
-        return context.make_tuple(builder, signature.return_type, [*kept, *waiting[SUMS]])
+            add(0, _differing(builder, address, words, place))
+        return context.make_tuple(builder, signature.return_type, [*counters, *waiting[SUMS]])
 
     return types.UniTuple(bits, SUMS + 1)(sums, types.intp, types.intp), generate
 

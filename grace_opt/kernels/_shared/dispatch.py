@@ -72,11 +72,11 @@ def unsupported_machine(device: torch.device) -> str | None:
         return f"triton is not installed: {pip_install('gpu')}"
     if device.type != "cuda" or torch.version.hip is not None:
         return None
-    found = torch.cuda.get_device_capability(device)
-    if found >= OLDEST:
+    capability = torch.cuda.get_device_capability(device)
+    if capability >= OLDEST:
         return None
     name = torch.cuda.get_device_name(device)
-    return f"{name} has compute capability {found[0]}.{found[1]}, and Triton needs {OLDEST[0]}.{OLDEST[1]}"
+    return f"{name} has compute capability {capability[0]}.{capability[1]}, and Triton needs {OLDEST[0]}.{OLDEST[1]}"
 
 
 def _tried(kernel: Triton, device: torch.device) -> bool:

@@ -20,9 +20,9 @@ def check_matrices(W: Tensor) -> tuple[int, int]:
     return W.shape[0], W.shape[-1]
 
 
-def check_like(W: Tensor, **given: tuple[Tensor, tuple[int, ...]]) -> None:
-    """Check shape and device of a tensor that belongs to W."""
-    for name, (tensor, shape) in given.items():
+def check_like(W: Tensor, **tensors: tuple[Tensor, tuple[int, ...]]) -> None:
+    """Check shape and device of tensors that belong to W, each with the shape that it should have."""
+    for name, (tensor, shape) in tensors.items():
         if tuple(tensor.shape) != shape:
             raise ProblemError(f"{name} has shape {tuple(tensor.shape)}: expected {shape}, to fit W {tuple(W.shape)}.")
         if tensor.device != W.device:

@@ -8,14 +8,14 @@ from __future__ import annotations
 from .switches import LLVM, is_off
 
 if is_off(LLVM):
-    from . import plain
-    from .jit import part
+    from . import stand_ins
+    from .jit import inlined
 
-    SIDE = plain.SIDE
-    add_twice, ask_for, differ = part(plain.add_twice), part(plain.ask_for), part(plain.differ)
-    first_place, largest_bits = part(plain.first_place), part(plain.largest_bits)
-    least, least_exchange = part(plain.least), part(plain.least_exchange)
+    SIDE = stand_ins.SIDE
+    add_twice, prefetch, differ = inlined(stand_ins.add_twice), inlined(stand_ins.prefetch), inlined(stand_ins.differ)
+    first_place, largest_bits = inlined(stand_ins.first_place), inlined(stand_ins.largest_bits)
+    least, least_exchange = inlined(stand_ins.least), inlined(stand_ins.least_exchange)
 else:
-    from .vectors import SIDE, add_twice, ask_for, differ, first_place, largest_bits, least, least_exchange
+    from .vectors import SIDE, add_twice, differ, first_place, largest_bits, least, least_exchange, prefetch
 
-__all__ = ["SIDE", "add_twice", "ask_for", "differ", "first_place", "largest_bits", "least", "least_exchange"]
+__all__ = ["SIDE", "add_twice", "differ", "first_place", "largest_bits", "least", "least_exchange", "prefetch"]

@@ -1,10 +1,10 @@
-"""`jit`, `part` and `c_function`: numba's compilers for all our loops.
+"""`jit`, `inlined` and `c_function`: numba's compilers for all our loops.
 
-Compiled loops are kept on disk (`kept`), say so if compiling takes long (`compiling`), and may run as plain Python
-while they are not compiled and have little to do (`plainly`). What is made of each function, and why, is in
+Compiled loops are cached on disk (`disk_cache`), say so if compiling takes long (`compiling`), and may run as plain
+Python while they are not compiled and have little to do (`interpreted`). What is made of each function, and why, is in
 docs/adr/0015-the-first-call.md.
 
-When: every compiled loop, ``@jit`` or ``@jit(fastmath=...)``; ``@part`` for functions that only such loops call.
+When: every compiled loop, ``@jit`` or ``@jit(fastmath=...)``; ``@inlined`` for functions that only such loops call.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from numba.core.registry import CPUDispatcher
 from numba.core.sigutils import normalize_signature
 
 from . import ahead
-from .brought import BroughtLoop
 from .compiling import compiling
-from .kept import cache_of
+from .disk_cache import cache_of
+from .interpreted import interpreted_values, interpreted_version
 from .limits import SMALL as SMALL
-from .plainly import plain_values, plain_version
+from .precompiled import PrecompiledLoop
 from .switches import PLAIN, is_off
 from .threads import CALLED, always
 
 #: Seconds of a processor that a loop may run in Python, all calls together: less than compiling most of them takes.
-PLAIN_SECONDS = 0.2
+INTERPRETED_SECONDS = 0.2
 #: No loop needs what C would call but those of `c_function`.
 _LOOP = {"nopython": True, "nogil": True, "no_cfunc_wrapper": True}
 
@@ -41,17 +41,17 @@ _LOOP = {"nopython": True, "nogil": True, "no_cfunc_wrapper": True}
 def jit(
     function: Callable[..., Any] | None = None, *, ahead: Sequence[Any] = (), small: int = 0, **options: Any
 ) -> Any:
-    """Compile a function that releases the interpreter; keep it on disk if possible.
+    """Compile a function that releases the interpreter; cache it on disk if possible.
 
     Parameters
     ----------
     function : callable
     ahead : sequence of numba signatures
-        Those for which a wheel brings machine code (`grace_opt.kernels._shared.brought`).
+        Those for which a wheel has machine code (`grace_opt.kernels._shared.precompiled`).
     small : int
         If its first array has no more entries than this (`SMALL`, or none), and its numbers are float64, Python itself
-        may run it, until that has taken `PLAIN_SECONDS`, unless a wheel brings it or compiled code is on disk. Only for
-        loops that give the same results then, bit for bit: without ``fastmath``.
+        may run it, until that has taken `INTERPRETED_SECONDS`, unless a wheel has it or compiled code is on disk. Only
+        for loops that give the same results then, bit for bit: without ``fastmath``.
     **options
         Those of ``numba.njit``.
     """
@@ -60,19 +60,19 @@ def jit(
     return function if _off() else Loop(function, options, ahead, small)
 
 
-def part(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Compile a function as a part of the compiled loops that call it.
+def inlined(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Compile a function into the compiled loops that call it.
 
-    It is optimised, and turned into machine code, only there, which makes the first call of a loop with many parts
-    much shorter. If Python calls it, as tests do, it is compiled once more, by `jit`.
+    It is optimised, and turned into machine code, only there, which makes the first call of a loop with many such
+    functions much shorter. If Python calls it, as tests do, it is compiled once more, by `jit`.
     """
     if function is None:
-        return lambda later: part(later, **options)
-    return function if _off() else _Part(function, options)
+        return lambda later: inlined(later, **options)
+    return function if _off() else _Inlined(function, options)
 
 
 def c_function(signature: str) -> Callable[[Callable[..., Any]], CFunction]:
-    """As ``numba.cfunc``, but compile at first use; keep it on disk if possible."""
+    """As ``numba.cfunc``, but compile at first use; cache it on disk if possible."""
     return lambda function: CFunction(function, signature)
 
 
@@ -91,9 +91,9 @@ class CFunction:
         self._compiled: Any = None
         self._address = 0
 
-    def __call__(self, at: int) -> None:
-        """Call ``void f(void *at)``; other threads may use the interpreter meanwhile."""
-        self._from_python(at)
+    def __call__(self, address: int) -> None:
+        """Call ``void f(void *address)``; other threads may use the interpreter meanwhile."""
+        self._from_python(address)
 
     @cached_property
     def _from_python(self) -> Callable[[int], None]:
@@ -101,7 +101,7 @@ class CFunction:
 
     @property
     def address(self) -> int:
-        """Where it is; loads it from a wheel's machine code or from disk, or compiles it, at first."""
+        """The address of the function, which is loaded from a wheel or from disk, or compiled, at first."""
         if not self._address:
             with global_compiler_lock:
                 name = ahead.name_of(self.function)
@@ -151,18 +151,18 @@ class Loop(CPUDispatcher):
     ) -> None:
         super().__init__(function, targetoptions=_LOOP | options)
         self.options = options
-        self.brought = [BroughtLoop(function, each, place) for place, each in enumerate(signatures)]
-        self._cache, self._small, self._plain_seconds = cache_of(function), small, 0.0
+        self.precompiled = [PrecompiledLoop(function, each, place) for place, each in enumerate(signatures)]
+        self._cache, self._small, self._interpreted_seconds = cache_of(function), small, 0.0
         _timed(self._compiler)
 
     def _compile_for_args(self, *arguments: Any, **named: Any) -> Any:
         """Return what runs; called if nothing that was compiled here, now or earlier, takes such arguments."""
-        for one in self.brought:
+        for one in self.precompiled:
             if (call := one.prepared(arguments)) is not None:
                 return call
-        may = self._small and self._plain_seconds < PLAIN_SECONDS and not always() and not is_off(PLAIN)
+        may = self._small and self._interpreted_seconds < INTERPRETED_SECONDS and not always() and not is_off(PLAIN)
         if may and self._is_little(arguments):
-            return self._run_plainly
+            return self._run_interpreted
         return super()._compile_for_args(*arguments, **named)  # type: ignore[misc]
 
     def _is_little(self, arguments: tuple[Any, ...]) -> bool:
@@ -175,15 +175,15 @@ class Loop(CPUDispatcher):
     def _is_on_disk(self) -> bool:
         return bool(self._cache.is_on_disk())
 
-    def _run_plainly(self, *arguments: Any) -> Any:
+    def _run_interpreted(self, *arguments: Any) -> Any:
         began = time.thread_time()
         with np.errstate(all="ignore"):
-            found = plain_values(plain_version(self.py_func)(*arguments))
-        self._plain_seconds += time.thread_time() - began
-        return found
+            result = interpreted_values(interpreted_version(self.py_func)(*arguments))
+        self._interpreted_seconds += time.thread_time() - began
+        return result
 
 
-class _PartLibrary(JITCodeLibrary):
+class _InlinedLibrary(JITCodeLibrary):
     """Code that is optimised, and turned into machine code, only in the libraries that it is linked into."""
 
     class _NoEnvironment:
@@ -203,8 +203,8 @@ class _PartLibrary(JITCodeLibrary):
         self._finalized = True
 
 
-class _Part(CPUDispatcher):
-    """What `part` returns."""
+class _Inlined(CPUDispatcher):
+    """What `inlined` returns."""
 
     _compiler: Any
 
@@ -226,7 +226,7 @@ class _Part(CPUDispatcher):
             return_type=return_type,
             flags=flags,
             locals=made.locals,
-            library=_PartLibrary(target.codegen(), self.py_func.__qualname__),
+            library=_InlinedLibrary(target.codegen(), self.py_func.__qualname__),
             pipeline_class=made.pipeline_class,
         )
 

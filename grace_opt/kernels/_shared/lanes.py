@@ -1,8 +1,8 @@
 """`Lanes`: a numba type for vectors of eight or sixteen float32 numbers, or int32, and memory access by address.
 
-For loops whose numbers must stay in registers (sums in `grace_opt.kernels.decode.cpu`, costs in
-`grace_opt.kernels.coding.cpu.trellis`). They run on every processor: LLVM splits vectors if registers are narrower.
-Where they are, sixteen lanes need too many registers; `WIDEST` says whether to use them.
+For loops whose numbers must stay in registers (sums in `grace_opt.kernels.cache.decode.cpu`, costs in
+`grace_opt.kernels.cache.coding.cpu.trellis`). They run on every processor: LLVM splits vectors if registers are
+narrower. Where they are, sixteen lanes need too many registers; `WIDEST` says whether to use them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEATURES = frozenset(cpu_target.target_context.codegen().magic_tuple()[2].split(
 
 
 def decided(features):
-    """`WIDEST`, `OCTETS` and `TRANSPOSING` of a processor with some features: all that loops and their callers ask."""
+    """Return `WIDEST`, `OCTETS` and `TRANSPOSING` of a processor with some features: all that loops depend on."""
     wide = "+avx512f" in features
     octets = "+avx512bw" in features if wide else "+avx2" in features
     return (16 if wide else LANES), octets, wide and {"+avx512bw", "+gfni", "+avx512vbmi"} <= features
@@ -98,18 +98,18 @@ def load_some(typing_context, address, count):
     return lanes(types.intp, types.intp), generate
 
 
-def _levels(builder, found, shift, bits):
+def _levels(builder, words, shift, bits):
     """Numbers of a few bits out of eight bytes or int32, of which `shift` bits stand before them."""
     shift, bits = (_spread(builder, builder.trunc(number, _COUNT), _COUNTS) for number in (shift, bits))
     one = ir.Constant(_COUNTS, [1] * LANES)
     mask = builder.sub(builder.shl(one, bits), one)
-    if found.type != _COUNTS:
-        found = builder.zext(found, _COUNTS)
-    return builder.sitofp(builder.and_(builder.lshr(found, shift), mask), _VECTOR)
+    if words.type != _COUNTS:
+        words = builder.zext(words, _COUNTS)
+    return builder.sitofp(builder.and_(builder.lshr(words, shift), mask), _VECTOR)
 
 
 def _loading_levels(element):
-    """What reads levels out of integers of a type: all of a vector, and some."""
+    """Return what reads levels out of integers of a type: all of a vector, and some."""
     elements = ir.VectorType(element, LANES)
 
     @intrinsic
@@ -126,9 +126,9 @@ def _loading_levels(element):
         def generate(context, builder, signature, arguments):
             address, count, shift, bits = arguments
             pointer = builder.inttoptr(address, elements.as_pointer())
-            parts = [pointer, ir.Constant(_COUNT, 1), _first(builder, count), _constant(0, elements)]
-            found = _call(builder, f"llvm.masked.load.v{LANES}i{element.width}.p0", elements, parts)
-            return _levels(builder, found, shift, bits)
+            operands = [pointer, ir.Constant(_COUNT, 1), _first(builder, count), _constant(0, elements)]
+            words = _call(builder, f"llvm.masked.load.v{LANES}i{element.width}.p0", elements, operands)
+            return _levels(builder, words, shift, bits)
 
         return lanes(types.intp, types.intp, types.intp, types.intp), generate
 
@@ -153,7 +153,7 @@ def store(typing_context, address, value):
 
 
 def _interleaved(builder, vectors):
-    """Lane by lane, those of the first half of some vectors alternate with those of the second half."""
+    """Alternate, lane by lane, the first half of some vectors with the second half."""
     count = len(vectors)
     made = []
     for one, other in zip(vectors[: count // 2], vectors[count // 2 :], strict=True):
@@ -214,7 +214,7 @@ def load_one(typing_context, address):
 
 @intrinsic
 def add_one(typing_context, counter):
-    """What stood in the first entry of an array of int64, to which 1 is added; for one thread at a time."""
+    """Return what stood in the first entry of an array of int64, to which 1 is added; for one thread at a time."""
     return types.int64(counter), _adding(1)
 
 
@@ -225,7 +225,7 @@ def count_now(typing_context, counter):
 
 
 def _adding(number):
-    """What generates the addition of a number to the first entry of an array, in one step for all threads."""
+    """Return what generates the addition of a number to the first entry of an array, in one step for all threads."""
 
     def generate(context, builder, signature, arguments):
         data = make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -265,19 +265,19 @@ def store_one(typing_context, address, value):
     return types.void(types.intp, types.float32), generate
 
 
-def prefetch(builder, address, near=2):
-    """The instruction of `ask_for`, for others that are written as LLVM instructions; 2: not to the nearest cache."""
+def prefetch_instruction(builder, address, near=2):
+    """The instruction of `prefetch`, for others that are written as LLVM instructions; 2: not to the nearest cache."""
     pointer = builder.inttoptr(address, ir.IntType(8).as_pointer())
     # To read (0), how near, data and not instructions (1).
     _call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, *(ir.Constant(_COUNT, n) for n in (0, near, 1))])
 
 
 @intrinsic
-def ask_for(typing_context, address):
+def prefetch(typing_context, address):
     """Have the processor fetch the cache line of an address without waiting for it; any address will do."""
 
     def generate(context, builder, signature, arguments):
-        prefetch(builder, arguments[0], near=3)
+        prefetch_instruction(builder, arguments[0], near=3)
         return context.get_dummy_value()
 
     return types.void(types.intp), generate
@@ -333,7 +333,7 @@ def multiply_add_vectors(builder, a, b, c):
 
 @intrinsic
 def multiply_add(typing_context, a, b, c):
-    """``a * b + c``, rounded once where the processor can."""
+    """Return ``a * b + c``, rounded once where the processor can."""
 
     def generate(context, builder, signature, arguments):
         return multiply_add_vectors(builder, *arguments)
@@ -382,7 +382,7 @@ greater, smaller = _selecting(">"), _selecting("<")
 
 @intrinsic
 def where_less(typing_context, a, b, one, other):
-    """Lane by lane, `one` where ``a < b``, and `other` elsewhere; both numbers or both int32."""
+    """Return, lane by lane, `one` where ``a < b``, and `other` elsewhere; both numbers or both int32."""
 
     def generate(context, builder, signature, arguments):
         a, b, one, other = arguments
@@ -395,17 +395,17 @@ def _folding(combine):
     @intrinsic
     def fold(typing_context, value):
         def generate(context, builder, signature, arguments):
-            found, width = arguments[0], value.count
+            vector, width = arguments[0], value.count
             while width > 1:
                 width //= 2
                 low, high = (
                     builder.shuffle_vector(
-                        found, found, ir.Constant(ir.VectorType(_COUNT, width), list(range(start, start + width)))
+                        vector, vector, ir.Constant(ir.VectorType(_COUNT, width), list(range(start, start + width)))
                     )
                     for start in (0, width)
                 )
-                found = combine(builder, low, high)
-            return builder.extract_element(found, ir.Constant(_COUNT, 0))
+                vector = combine(builder, low, high)
+            return builder.extract_element(vector, ir.Constant(_COUNT, 0))
 
         return types.float32(value), generate
 
@@ -430,7 +430,7 @@ _POWERS = (
 
 @intrinsic
 def exp2(typing_context, value):
-    """2 to the power of each lane: 0 below -126, never more than 2^126, NaN for NaN."""
+    """Return 2 to the power of each lane: 0 below -126, never more than 2^126, NaN for NaN."""
 
     def generate(context, builder, signature, arguments):
         x = arguments[0]
@@ -440,12 +440,12 @@ def exp2(typing_context, value):
         # Adding and taking away 1.5 * 2^23 rounds to an integer, which then stands in the sum's lowest bits.
         rounded = builder.fadd(x, magic)
         fraction = builder.fsub(x, builder.fsub(rounded, magic))
-        found = _constant(_POWERS[0], vector)
+        power = _constant(_POWERS[0], vector)
         for coefficient in _POWERS[1:]:
-            found = multiply_add_vectors(builder, found, fraction, _constant(coefficient, vector))
+            power = multiply_add_vectors(builder, power, fraction, _constant(coefficient, vector))
         exponent = builder.shl(builder.bitcast(rounded, whole), _constant(23, whole))
-        found = builder.bitcast(builder.add(builder.bitcast(found, whole), exponent), vector)
-        found = builder.select(builder.fcmp_ordered("<", x, lowest), _constant(0.0, vector), found)
-        return builder.select(builder.fcmp_unordered("uno", x, x), x, found)
+        power = builder.bitcast(builder.add(builder.bitcast(power, whole), exponent), vector)
+        power = builder.select(builder.fcmp_ordered("<", x, lowest), _constant(0.0, vector), power)
+        return builder.select(builder.fcmp_unordered("uno", x, x), x, power)
 
     return value(value), generate

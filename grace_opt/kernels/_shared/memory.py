@@ -15,7 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 
-from .jit import part
+from .jit import inlined
 from .switches import LLVM, is_off
 
 #: Bytes at a multiple of which new arrays begin: a line of the processor's caches, which holds a whole vector.
@@ -41,13 +41,13 @@ def array_value(context, builder, kind, lengths, data, meminfo=None):
 @intrinsic
 def array_at(typing_context, address, shape, kind):
     """The array of numbers of a kind, such as ``np.float32``, with a shape, a tuple, at an address."""
-    found = types.Array(kind.dtype, len(shape), "C")
+    made = types.Array(kind.dtype, len(shape), "C")
 
     def generate(context, builder, signature, arguments):
         data = builder.inttoptr(arguments[0], context.get_data_type(kind.dtype).as_pointer())
-        return array_value(context, builder, found, cgutils.unpack_tuple(builder, arguments[1], found.ndim), data)
+        return array_value(context, builder, made, cgutils.unpack_tuple(builder, arguments[1], made.ndim), data)
 
-    return found(types.intp, shape, kind), generate
+    return made(types.intp, shape, kind), generate
 
 
 @intrinsic
@@ -92,33 +92,33 @@ empty, zeros = _making(None), _making(0)
 
 @intrinsic
 def view(typing_context, array, kind):
-    """``array.view(kind)``: the same memory as other numbers."""
+    """Return ``array.view(kind)``: the same memory as other numbers."""
     if array.layout != "C":
         return None
     seen = types.Array(kind.dtype, array.ndim, "C")
 
     def generate(context, builder, signature, arguments):
-        given = make_array(array)(context, builder, arguments[0])
-        *lengths, last = cgutils.unpack_tuple(builder, given.shape, array.ndim)
+        source = make_array(array)(context, builder, arguments[0])
+        *lengths, last = cgutils.unpack_tuple(builder, source.shape, array.ndim)
         before, after = (context.get_constant(types.intp, _bytes_of(context, each)) for each in (array, seen))
         last = builder.sdiv(builder.mul(last, before), after)
-        found = array_value(context, builder, seen, [*lengths, last], given.data, given.meminfo)
-        context.nrt.incref(builder, seen, found)
-        return found
+        made = array_value(context, builder, seen, [*lengths, last], source.data, source.meminfo)
+        context.nrt.incref(builder, seen, made)
+        return made
 
     return seen(array, kind), generate
 
 
 if is_off(LLVM):
 
-    @part
+    @inlined
     def empty(shape, kind):
         return np.empty(shape, kind)
 
-    @part
+    @inlined
     def zeros(shape, kind):
         return np.zeros(shape, kind)
 
-    @part
+    @inlined
     def view(array, kind):
         return array.view(kind)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jit import part
+from .jit import inlined
 from .lanes import WIDEST, load_one, load_widest, multiply_add, spread_widest, store, transpose_widest
 from .memory import array_at, start_of
 
@@ -20,7 +20,7 @@ ROWS, TILE = 4, 3 * WIDEST
 ZERO = np.float32(0.0)
 
 
-@part
+@inlined
 def multiply(rows, row_step, columns, width, out, out_step):
     """Products of four rows of `width` numbers with `TILE` columns, whose first numbers come first, then the second."""
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = c0 = c1 = c2 = c3 = spread(ZERO)
@@ -53,13 +53,13 @@ def multiply(rows, row_step, columns, width, out, out_step):
     store(out + 2 * WHOLE, c3)
 
 
-@part
-def fill_tile(rows, width, at):
+@inlined
+def fill_tile(rows, width, address):
     """Write `TILE` rows of `width` numbers, whose addresses are given, as the columns that `multiply` takes."""
-    squares, step, tile = width // WIDEST * WIDEST, TILE * BYTES, array_at(at, (width, TILE), np.float32)
+    squares, step, tile = width // WIDEST * WIDEST, TILE * BYTES, array_at(address, (width, TILE), np.float32)
     for c in range(0, squares, WIDEST):
         for i in range(0, TILE, WIDEST):
-            transpose_widest(start_of(rows) + i * ADDRESS, c * BYTES, at + c * step + i * BYTES, step)
+            transpose_widest(start_of(rows) + i * ADDRESS, c * BYTES, address + c * step + i * BYTES, step)
     for c in range(squares, width):
         for i in range(TILE):
             tile[c, i] = load_one(rows[i] + c * BYTES)

@@ -1,6 +1,7 @@
-"""`table_function`: a loop as a C function that takes one address, for a wheel to bring its machine code.
+"""`table_function`: a loop as a C function that takes one address, whose machine code a wheel has.
 
-The address is that of a table, as `grace_opt.kernels._shared.brought` has it, which says when it is called and by whom.
+The address is that of a table, as `grace_opt.kernels._shared.precompiled` has it, which says when it is called and by
+whom.
 When: `python -m bench.wheel` compiles it, and tests do.
 """
 
@@ -13,38 +14,38 @@ from numba.core import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from .brought import HEAD, leaves
-from .jit import CFunction, Loop, part
+from .jit import CFunction, Loop, inlined
 from .memory import array_value
+from .precompiled import HEAD, leaves
 
 
 def table_function(loop: Loop, signature: Any) -> CFunction:
     """Return a C function that runs the loop with the arguments in a table, and puts the results there."""
-    given, run = types.Tuple(signature.args), part(loop.py_func, **loop.options)
-    count = 1 + len(list(leaves(given)))
+    arguments, run = types.Tuple(signature.args), inlined(loop.py_func, **loop.options)
+    count = 1 + len(list(leaves(arguments)))
 
     @intrinsic
     def arguments_at(typing_context, address):
         def generate(context, builder, _, values):
             table = _pointer(context, builder, values[0])
-            entries = (_load(context, builder, table, at) for at in range(1, count))
-            return _value(context, builder, given, entries)
+            entries = (_load(context, builder, table, place) for place in range(1, count))
+            return _value(context, builder, arguments, entries)
 
-        return given(address), generate
+        return arguments(address), generate
 
     @intrinsic
-    def done(typing_context, address, found):
-        if found != signature.return_type:
-            raise TypingError(f"{loop.py_func.__qualname__} returns {found}, and is said to: {signature}")
+    def done(typing_context, address, result):
+        if result != signature.return_type:
+            raise TypingError(f"{loop.py_func.__qualname__} returns {result}, and is said to: {signature}")
 
         def generate(context, builder, _, values):
             table = _pointer(context, builder, values[0])
-            for at, entry in enumerate(_entries(context, builder, found, values[1]), count):
-                builder.store(entry, _place(context, builder, table, at))
+            for place, entry in enumerate(_entries(context, builder, result, values[1]), count):
+                builder.store(entry, _place(context, builder, table, place))
             builder.store(context.get_constant(types.intp, 1), table)
             return context.get_dummy_value()
 
-        return types.none(address, found), generate
+        return types.none(address, result), generate
 
     def call(address):
         done(address, run(*arguments_at(address)))
@@ -56,25 +57,25 @@ def _pointer(context: Any, builder: Any, address: Any) -> Any:
     return builder.inttoptr(address, context.get_value_type(types.intp).as_pointer())
 
 
-def _place(context: Any, builder: Any, table: Any, at: int) -> Any:
-    return builder.gep(table, [context.get_constant(types.intp, at)])
+def _place(context: Any, builder: Any, table: Any, place: int) -> Any:
+    return builder.gep(table, [context.get_constant(types.intp, place)])
 
 
-def _load(context: Any, builder: Any, table: Any, at: int) -> Any:
-    return builder.load(_place(context, builder, table, at))
+def _load(context: Any, builder: Any, table: Any, place: int) -> Any:
+    return builder.load(_place(context, builder, table, place))
 
 
 def _value(context: Any, builder: Any, kind: Any, entries: Any) -> Any:
     """The value of a type that the next entries of a table stand for."""
     if isinstance(kind, types.BaseTuple):
-        return context.make_tuple(builder, kind, [_value(context, builder, each, entries) for each in kind])  # type: ignore[attr-defined]
+        return context.make_tuple(builder, kind, [_value(context, builder, element, entries) for element in kind])  # type: ignore[attr-defined]
     entry = next(entries)
     if isinstance(kind, types.Array):
         fields = _pointer(context, builder, entry)
         first = HEAD // 8
         data = builder.inttoptr(_load(context, builder, fields, first), context.get_data_type(kind.dtype).as_pointer())
         shape = _pointer(context, builder, _load(context, builder, fields, first + 2))
-        lengths = [_load(context, builder, shape, at) for at in range(kind.ndim)]
+        lengths = [_load(context, builder, shape, place) for place in range(kind.ndim)]
         return array_value(context, builder, kind, lengths, data)
     if kind == types.float64:
         return builder.bitcast(entry, context.get_value_type(kind))
@@ -82,11 +83,11 @@ def _value(context: Any, builder: Any, kind: Any, entries: Any) -> Any:
 
 
 def _entries(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-    """What a table has of a result."""
+    """Return what a table has of a result."""
     many = isinstance(kind, types.BaseTuple)
-    values = [builder.extract_value(value, at) for at in range(len(kind))] if many else [value]
-    for each, one in zip(leaves(kind), values, strict=False):
-        if each == types.float64:
+    values = [builder.extract_value(value, place) for place in range(len(kind))] if many else [value]
+    for element, one in zip(leaves(kind), values, strict=False):
+        if element == types.float64:
             yield builder.bitcast(one, context.get_value_type(types.intp))
         else:
-            yield context.cast(builder, one, each, types.intp)
+            yield context.cast(builder, one, element, types.intp)

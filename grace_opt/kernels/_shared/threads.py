@@ -104,13 +104,13 @@ def torch_team() -> Callable[[int, int], None] | None:
     """Return a way to run compiled functions in torch's own threads; None if there is none.
 
     After a tensor operation torch's threads spin for some milliseconds and slow down any others. Torch's OpenMP can run
-    a function in those threads, which are already awake: ``team(address, at)`` calls ``void address(void *at)`` in each
-    and returns when all are done. Works on Linux with GNU's OpenMP, which ships with torch.
+    a function in those threads, which are already awake: ``team(address, argument)`` calls ``void address(void
+    *argument)`` in each and returns when all are done. Works on Linux with GNU's OpenMP, which ships with torch.
     """
     if is_off(OPENMP):
         return None
     run, _ = _gnu_openmp()
-    return None if run is None else lambda address, at: run(address, at, torch.get_num_threads(), 0)
+    return None if run is None else lambda address, argument: run(address, argument, torch.get_num_threads(), 0)
 
 
 def no_team_reason() -> str | None:
@@ -118,14 +118,14 @@ def no_team_reason() -> str | None:
     return f"{OPENMP}=0" if is_off(OPENMP) else _gnu_openmp()[1]
 
 
-def call_in_threads(function: Any, at: int, most: int, alone: bool = False) -> None:
+def call_in_threads(function: Any, address: int, most: int, alone: bool = False) -> None:
     """Call a `c_function` with an address: in torch's threads or, if cores are scarce, in ours, which share the work.
 
     Parameters
     ----------
     function : CFunction
         Takes what no other thread has taken yet, until nothing is left; so the result does not depend on the threads.
-    at : int
+    address : int
         Of a table of int64, mostly addresses. It and what they point to are kept alive by the caller.
     most : int
         The most threads that can find something to do.
@@ -133,9 +133,9 @@ def call_in_threads(function: Any, at: int, most: int, alone: bool = False) -> N
         Call it in this thread, which is faster for little work.
     """
     if not alone and not scarce() and (team := torch_team()) is not None:
-        team(function.address, at)
+        team(function.address, address)
         return
-    split_batch(lambda _: function(at), (np.arange(most),), alone)
+    split_batch(lambda _: function(address), (np.arange(most),), alone)
 
 
 @cache

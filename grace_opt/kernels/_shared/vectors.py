@@ -22,7 +22,7 @@ _INDEX = ir.IntType(64)
 
 
 @intrinsic
-def ask_for(typing_context, array, place):
+def prefetch(typing_context, array, place):
     """Have the processor fetch the cache line of ``array[place]`` without waiting for it."""
 
     def generate(context, builder, signature, arguments):
@@ -40,20 +40,20 @@ def ask_for(typing_context, array, place):
 
 @intrinsic
 def add_twice(typing_context, scores, row):
-    """``scores += 2 * row``, exactly rounded (doubling is exact); returns the least score."""
+    """Add ``2 * row`` to the scores, exactly rounded (doubling is exact); return the least score."""
 
     def generate(context, builder, signature, arguments):
         wide, narrow = (context.get_value_type(a.dtype) for a in signature.args)
         target, count = _data(context, builder, signature.args[0], arguments[0])
         source, _ = _data(context, builder, signature.args[1], arguments[1])
 
-        def added(at, lanes):
-            change = _load(builder, source, at, narrow, lanes)
+        def added(place, lanes):
+            change = _load(builder, source, place, narrow, lanes)
             if narrow != wide:
                 change = builder.fpext(change, ir.VectorType(wide, lanes))
-            found = builder.fadd(_load(builder, target, at, wide, lanes), builder.fadd(change, change))
-            builder.store(found, _place(builder, target, at, wide, lanes), align=_bytes(wide))
-            return found
+            sums = builder.fadd(_load(builder, target, place, wide, lanes), builder.fadd(change, change))
+            builder.store(sums, _place(builder, target, place, wide, lanes), align=_bytes(wide))
+            return sums
 
         return _least(builder, wide, count, added)
 
@@ -67,7 +67,7 @@ def least(typing_context, scores):
     def generate(context, builder, signature, arguments):
         kind = context.get_value_type(signature.args[0].dtype)
         data, count = _data(context, builder, signature.args[0], arguments[0])
-        return _least(builder, kind, count, lambda at, lanes: _load(builder, data, at, kind, lanes))
+        return _least(builder, kind, count, lambda place, lanes: _load(builder, data, place, kind, lanes))
 
     return scores.dtype(scores), generate
 
@@ -81,11 +81,11 @@ def least_exchange(typing_context, row, enter, leave):
         source, count = _data(context, builder, signature.args[0], arguments[0])
         costs, _ = _data(context, builder, signature.args[1], arguments[1])
 
-        def change(at, lanes):
-            twice = _load(builder, source, at, narrow, lanes)
+        def change(place, lanes):
+            twice = _load(builder, source, place, narrow, lanes)
             if narrow != wide:
                 twice = builder.fpext(twice, ir.VectorType(wide, lanes))
-            moved = builder.fadd(_splat(builder, arguments[2], lanes), _load(builder, costs, at, wide, lanes))
+            moved = builder.fadd(_splat(builder, arguments[2], lanes), _load(builder, costs, place, wide, lanes))
             return builder.fsub(moved, builder.fadd(twice, twice))
 
         return _least(builder, wide, count, change)
@@ -100,21 +100,21 @@ def first_place(typing_context, scores, value):
     def generate(context, builder, signature, arguments):
         kind = context.get_value_type(signature.args[0].dtype)
         data, count = _data(context, builder, signature.args[0], arguments[0])
-        found = cgutils.alloca_once_value(builder, builder.sub(count, _INDEX(1)))
+        lowest = cgutils.alloca_once_value(builder, builder.sub(count, _INDEX(1)))
 
-        def look(at, lanes):
+        def look(place, lanes):
             bits = ir.IntType(lanes)
-            wanted = _splat(builder, arguments[1], lanes)
-            equal = builder.fcmp_ordered("==", _load(builder, data, at, kind, lanes), wanted)
+            target = _splat(builder, arguments[1], lanes)
+            equal = builder.fcmp_ordered("==", _load(builder, data, place, kind, lanes), target)
             hits = builder.bitcast(equal, bits)
-            first = builder.add(at, _widened(builder, builder.cttz(hits, ir.IntType(1)(0))))
+            first = builder.add(place, _widened(builder, builder.cttz(hits, ir.IntType(1)(0))))
             better = builder.and_(
-                builder.icmp_unsigned("!=", hits, bits(0)), builder.icmp_signed("<", first, builder.load(found))
+                builder.icmp_unsigned("!=", hits, bits(0)), builder.icmp_signed("<", first, builder.load(lowest))
             )
-            builder.store(builder.select(better, first, builder.load(found)), found)
+            builder.store(builder.select(better, first, builder.load(lowest)), lowest)
 
         _blocks(builder, count, look)
-        return builder.load(found)
+        return builder.load(lowest)
 
     return types.intp(scores, scores.dtype), generate
 
@@ -130,9 +130,9 @@ def largest_bits(typing_context, row):
         data = builder.bitcast(data, kind.as_pointer())
         without_sign = ir.Constant(kind, (1 << number.bitwidth - 1) - 1)
 
-        def sizes(at, lanes):
+        def sizes(place, lanes):
             mask = ir.Constant(ir.VectorType(kind, lanes), [without_sign] * lanes)
-            return builder.and_(_load(builder, data, at, kind, lanes), mask)
+            return builder.and_(_load(builder, data, place, kind, lanes), mask)
 
         return _reduced(builder, kind(0), count, sizes, lambda a, b: _chosen(builder, ">", a, b))
 
@@ -149,8 +149,8 @@ def differ(typing_context, W, row, column):
         squares = []
         for top, left in (arguments[1:], reversed(arguments[1:])):
             first = builder.add(builder.mul(top, n), left)
-            at = [builder.add(first, builder.mul(n, _INDEX(i))) for i in range(SIDE)]
-            squares.append([_load(builder, data, place, kind, SIDE) for place in at])
+            starts = [builder.add(first, builder.mul(n, _INDEX(i))) for i in range(SIDE)]
+            squares.append([_load(builder, data, place, kind, SIDE) for place in starts])
         here, mirrored = squares
         apart = SIDE
         while apart > 1:  # interleaving the upper half of the rows with the lower, log2(SIDE) times, transposes
@@ -161,43 +161,43 @@ def differ(typing_context, W, row, column):
             )
             mirrored = [_shuffled(builder, a, b, order) for a, b in pairs for order in (low, high)]
         unequal = [builder.fcmp_unordered("!=", a, b) for a, b in zip(here, mirrored, strict=True)]
-        found = functools.reduce(builder.or_, unequal)
-        return builder.icmp_unsigned("!=", builder.bitcast(found, ir.IntType(SIDE)), ir.IntType(SIDE)(0))
+        difference = functools.reduce(builder.or_, unequal)
+        return builder.icmp_unsigned("!=", builder.bitcast(difference, ir.IntType(SIDE)), ir.IntType(SIDE)(0))
 
     return types.boolean(W, types.intp, types.intp), generate
 
 
 def _least(builder, kind, count, numbers):
-    """Return the least of ``numbers(at, lanes)`` over all blocks and the rest."""
+    """Return the least of ``numbers(place, lanes)`` over all blocks and the rest."""
     infinity = ir.Constant(kind, float("inf"))
     return _reduced(builder, infinity, count, numbers, lambda a, b: _chosen(builder, "<", a, b))
 
 
 def _reduced(builder, neutral, count, numbers, join):
-    """Reduce ``numbers(at, lanes)`` by ``join`` over all blocks and the rest: first per lane, then by halves."""
+    """Reduce ``numbers(place, lanes)`` by ``join`` over all blocks and the rest: first per lane, then by halves."""
     parts = {
         lanes: cgutils.alloca_once_value(builder, ir.Constant(ir.VectorType(neutral.type, lanes), [neutral] * lanes))
         for lanes in (LANES, 1)
     }
 
-    def take(at, lanes):
-        builder.store(join(numbers(at, lanes), builder.load(parts[lanes])), parts[lanes])
+    def take(place, lanes):
+        builder.store(join(numbers(place, lanes), builder.load(parts[lanes])), parts[lanes])
 
     _blocks(builder, count, take)
-    found, lanes = builder.load(parts[LANES]), LANES
+    result, lanes = builder.load(parts[LANES]), LANES
     while lanes > 1:
         lanes //= 2
-        found = join(*(_shuffled(builder, found, found, range(at, at + lanes)) for at in (0, lanes)))
-    return builder.extract_element(join(found, builder.load(parts[1])), ir.IntType(32)(0))
+        result = join(*(_shuffled(builder, result, result, range(place, place + lanes)) for place in (0, lanes)))
+    return builder.extract_element(join(result, builder.load(parts[1])), ir.IntType(32)(0))
 
 
 def _blocks(builder, count, body):
-    """Emit ``body(at, LANES)`` for every full block, then ``body(at, 1)`` for every remaining number."""
+    """Emit ``body(place, LANES)`` for every full block, then ``body(place, 1)`` for every remaining number."""
     whole = builder.mul(builder.sdiv(count, _INDEX(LANES)), _INDEX(LANES))
-    with cgutils.for_range_slice(builder, _INDEX(0), whole, _INDEX(LANES), inc=True) as (at, _):
-        body(at, LANES)
-    with cgutils.for_range_slice(builder, whole, count, _INDEX(1), inc=True) as (at, _):
-        body(at, 1)
+    with cgutils.for_range_slice(builder, _INDEX(0), whole, _INDEX(LANES), inc=True) as (place, _):
+        body(place, LANES)
+    with cgutils.for_range_slice(builder, whole, count, _INDEX(1), inc=True) as (place, _):
+        body(place, 1)
 
 
 def _data(context, builder, kind, array):
@@ -205,12 +205,12 @@ def _data(context, builder, kind, array):
     return view.data, builder.extract_value(view.shape, 0)
 
 
-def _place(builder, data, at, kind, lanes):
-    return builder.bitcast(builder.gep(data, [at]), ir.VectorType(kind, lanes).as_pointer())
+def _place(builder, data, place, kind, lanes):
+    return builder.bitcast(builder.gep(data, [place]), ir.VectorType(kind, lanes).as_pointer())
 
 
-def _load(builder, data, at, kind, lanes):
-    return builder.load(_place(builder, data, at, kind, lanes), align=_bytes(kind))
+def _load(builder, data, place, kind, lanes):
+    return builder.load(_place(builder, data, place, kind, lanes), align=_bytes(kind))
 
 
 def _chosen(builder, relation, a, b):

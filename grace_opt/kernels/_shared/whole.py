@@ -7,53 +7,53 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jit import part
+from .jit import inlined
 
-#: Shorter pieces are sorted by insertion, as in numba.
+#: Shorter parts are sorted by insertion, as in numba.
 SHORT = 16
 
 
-@part
-def copy(to, given):
-    """``to[:] = given``, for arrays of one dimension and the same length."""
-    for i in range(len(to)):
-        to[i] = given[i]
+@inlined
+def copy(target, source):
+    """Do ``target[:] = source``, for arrays of one dimension and the same length."""
+    for i in range(len(target)):
+        target[i] = source[i]
 
 
-@part
+@inlined
 def equal(a, b):
-    """Whether two arrays of one dimension and the same length have the same entries."""
+    """Return whether two arrays of one dimension and the same length have the same entries."""
     same = True
     for i in range(len(a)):
         same &= a[i] == b[i]
     return same
 
 
-@part
+@inlined
 def total(values):
     """The sum, in order."""
-    found = 0.0
+    result = 0.0
     for value in values:
-        found += value
-    return found
+        result += value
+    return result
 
 
-@part
+@inlined
 def largest(values):
     """The largest of some numbers; NaN if one is, minus infinity if there are none."""
-    found = -np.inf
+    result = -np.inf
     for value in values:
-        if not value <= found:
-            found = value
+        if not value <= result:
+            result = value
             if value != value:
                 break
-    return found
+    return result
 
 
-@part
+@inlined
 def sort(values):
-    """Sort numbers in place, ascending: quicksort, which keeps the larger piece for later, and insertion."""
-    waiting, held = np.empty(128, np.int64), 2  # the pieces at least halve: two numbers for each of 63
+    """Sort numbers in place, ascending: quicksort, which keeps the larger part for later, and insertion."""
+    waiting, held = np.empty(128, np.int64), 2  # the parts at least halve: two numbers for each of 63
     waiting[0], waiting[1] = 0, len(values)
     while held > 0:
         held -= 2
@@ -86,7 +86,7 @@ def sort(values):
             values[j] = value
 
 
-@part
+@inlined
 def sorted_places(values):
     """The places of numbers in ascending order; equal ones stay in order. By insertion, and then by merging."""
     n = len(values)

@@ -67,8 +67,8 @@ def within_budget(
     -------
     levels : Tensor (B, n), int64
     price : Tensor (B,)
-        Slope of the first step that does not fit, 0 if all fit; halfway to the last one that does if that leaves no
-        room.
+        Slope of the first step that does not fit, 0 if all fit; halfway to the last one that does if that leaves
+        nothing to spend.
     """
     if losses.device.type == "cpu" and worth_compiling(losses.numel()):
         from .cpu import within_budget as compiled

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .._shared.jit import c_function, part
+from .._shared.jit import c_function, inlined
 from .._shared.memory import array_at, empty
 from .._shared.threads import ALONE_BELOW, array_of, call_with, split_batch
 from .._shared.whole import sorted_places
@@ -20,15 +20,15 @@ def lower_hulls(losses: Tensor, costs: Tensor, admissible: Tensor) -> tuple[Tens
     """See `grace_opt.kernels.steps.lower_hulls`; the batch is shared among threads."""
     batch, groups, count = losses.shape
     kinds = torch.float64, torch.float64, torch.uint8
-    given = [array_of(tensor, kind) for tensor, kind in zip((losses, costs, admissible), kinds, strict=True)]
-    found = [np.zeros((batch, groups, count), np.int64), *(np.zeros((batch, groups, count - 1)) for _ in range(2))]
+    inputs = [array_of(tensor, kind) for tensor, kind in zip((losses, costs, admissible), kinds, strict=True)]
+    outputs = [np.zeros((batch, groups, count), np.int64), *(np.zeros((batch, groups, count - 1)) for _ in range(2))]
     sizes = groups, count
 
     def fill(*arrays: npt.NDArray[Any]) -> None:
         call_with(hulls_at, arrays, (len(arrays[0]), *sizes))
 
-    split_batch(fill, (*given, *found), alone=losses.numel() < ALONE_BELOW)
-    levels, cost, slope = (torch.from_numpy(array) for array in found)
+    split_batch(fill, (*inputs, *outputs), alone=losses.numel() < ALONE_BELOW)
+    levels, cost, slope = (torch.from_numpy(array) for array in outputs)
     return levels, cost, slope
 
 
@@ -41,24 +41,35 @@ def within_budget(
     hull_cost: Tensor,
     hull_slope: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """See `grace_opt.kernels.steps.within_budget`; the batch is shared among threads."""
+    """See `grace_opt.kernels.steps.within_budget`; the batch is shared among threads.
+
+    Parameters
+    ----------
+    losses, costs, admissible : Tensor (B, n, L)
+    limits : Tensor (B,)
+    hull_levels : Tensor (B, n, L), int64
+    hull_cost, hull_slope : Tensor (B, n, L - 1), float64
+    """
     order = hull_slope.flatten(1).sort(dim=-1, descending=True, stable=True).indices
     number, whole = torch.float64, torch.int64
     tensors = losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope, order
     kinds = number, number, torch.uint8, number, whole, number, number, whole
-    given = [array_of(tensor, kind) for tensor, kind in zip(tensors, kinds, strict=True)]
+    inputs = [array_of(tensor, kind) for tensor, kind in zip(tensors, kinds, strict=True)]
     levels, price, sizes = np.zeros(losses.shape[:2], np.int64), np.zeros(len(losses)), losses.shape[1:]
 
     def fill(*arrays: npt.NDArray[Any]) -> None:
         call_with(spend_at, arrays, (len(arrays[0]), *sizes))
 
-    split_batch(fill, (*given, levels, price), alone=losses.numel() < ALONE_BELOW)
+    split_batch(fill, (*inputs, levels, price), alone=losses.numel() < ALONE_BELOW)
     return torch.from_numpy(levels), torch.from_numpy(price)
 
 
-@part(error_model="numpy")
+@inlined(error_model="numpy")
 def hulls(losses, costs, admissible, levels, added, slopes):
-    """Fill `levels` (B, n, L), `added` and `slopes` (B, n, L - 1)."""
+    """Fill `levels` (B, n, L) int64, and `added` and `slopes` (B, n, L - 1) float64.
+
+    losses, costs : (B, n, L) float64; admissible : (B, n, L) bool or uint8
+    """
     count = losses.shape[2]
     for b in range(losses.shape[0]):
         for i in range(losses.shape[1]):
@@ -92,9 +103,14 @@ def hulls(losses, costs, admissible, levels, added, slopes):
                 levels[b, i, s + 1] = level
 
 
-@part(error_model="numpy")
+@inlined(error_model="numpy")
 def spend(losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope, order, levels, price):
-    """Fill `levels` (B, n) and `price` (B,); `order` (B, n S) has the steps, the steepest first."""
+    """Fill `levels` (B, n) int64 and `price` (B,) float64.
+
+    losses, costs : (B, n, L) float64; admissible : (B, n, L) bool or uint8; limits : (B,) float64
+    hull_levels : (B, n, L) int64; hull_cost, hull_slope : (B, n, S) float64
+    order : (B, n S) int64, the steps, the steepest first
+    """
     groups, count = losses.shape[1], losses.shape[2]
     steps = count - 1
     best, proposed = empty((groups,), np.float64), empty((groups,), np.int64)
@@ -104,13 +120,13 @@ def spend(losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope,
         for i in range(groups):
             chosen[i] = hull_levels[b, i, 0]
             least += cost[i, chosen[i]]
-        room = limits[b] - least
+        slack = limits[b] - least
         for place in range(groups * steps):
             i, s = order[b, place] // steps, order[b, place] % steps
             size = hull_cost[b, i, s]
             before = end
             end += size
-            fits = fits and end <= room
+            fits = fits and end <= slack
             if fits:
                 if hull_slope[b, i, s] > 0:
                     chosen[i] = hull_levels[b, i, s + 1]
@@ -118,19 +134,19 @@ def spend(losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope,
                     last = hull_slope[b, i, s]
             elif size > 0:
                 first = hull_slope[b, i, s]
-                none_left = min(max(room - before, 0.0), size) == 0
+                none_left = min(max(slack - before, 0.0), size) == 0
                 price[b] = 0.5 * (first + last) if first > 0 and last < np.inf and none_left else first
                 break
         while True:
             spent = 0.0
             for i in range(groups):
                 spent += cost[i, chosen[i]]
-            room = limits[b] - spent
+            slack = limits[b] - spent
             for i in range(groups):
                 now, gain, level = chosen[i], 0.0, 0
                 for to in range(count):
                     saved, extra = loss[i, now] - loss[i, to], cost[i, to] - cost[i, now]
-                    if admissible[b, i, to] and saved > 0 and extra <= room:
+                    if admissible[b, i, to] and saved > 0 and extra <= slack:
                         value = LARGEST_SLOPE if extra <= 0 else min(max(saved / extra, SMALLEST_SLOPE), LARGEST_SLOPE)
                         if value > gain:
                             gain, level = value, to
@@ -140,7 +156,7 @@ def spend(losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope,
                 if best[i] == 0:
                     break
                 end += max(cost[i, proposed[i]] - cost[i, chosen[i]], 0.0)
-                if end > room:
+                if end > slack:
                     break
                 chosen[i], moved = proposed[i], True
             if not moved:
@@ -152,34 +168,34 @@ def spend(losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope,
 
 @c_function("void(intp)")
 def hulls_at(data):
-    """`hulls`."""
-    given = array_at(data, (9,), np.int64)
-    batch, groups, count = given[6], given[7], given[8]
+    """Call `hulls`."""
+    table = array_at(data, (9,), np.int64)
+    batch, groups, count = table[6], table[7], table[8]
     hulls(
-        array_at(given[0], (batch, groups, count), np.float64),
-        array_at(given[1], (batch, groups, count), np.float64),
-        array_at(given[2], (batch, groups, count), np.uint8),
-        array_at(given[3], (batch, groups, count), np.int64),
-        array_at(given[4], (batch, groups, count - 1), np.float64),
-        array_at(given[5], (batch, groups, count - 1), np.float64),
+        array_at(table[0], (batch, groups, count), np.float64),
+        array_at(table[1], (batch, groups, count), np.float64),
+        array_at(table[2], (batch, groups, count), np.uint8),
+        array_at(table[3], (batch, groups, count), np.int64),
+        array_at(table[4], (batch, groups, count - 1), np.float64),
+        array_at(table[5], (batch, groups, count - 1), np.float64),
     )
 
 
 @c_function("void(intp)")
 def spend_at(data):
-    """`spend`."""
-    given = array_at(data, (13,), np.int64)
-    batch, groups, count = given[10], given[11], given[12]
+    """Call `spend`."""
+    table = array_at(data, (13,), np.int64)
+    batch, groups, count = table[10], table[11], table[12]
     steps = count - 1
     spend(
-        array_at(given[0], (batch, groups, count), np.float64),
-        array_at(given[1], (batch, groups, count), np.float64),
-        array_at(given[2], (batch, groups, count), np.uint8),
-        array_at(given[3], (batch,), np.float64),
-        array_at(given[4], (batch, groups, count), np.int64),
-        array_at(given[5], (batch, groups, steps), np.float64),
-        array_at(given[6], (batch, groups, steps), np.float64),
-        array_at(given[7], (batch, groups * steps), np.int64),
-        array_at(given[8], (batch, groups), np.int64),
-        array_at(given[9], (batch,), np.float64),
+        array_at(table[0], (batch, groups, count), np.float64),
+        array_at(table[1], (batch, groups, count), np.float64),
+        array_at(table[2], (batch, groups, count), np.uint8),
+        array_at(table[3], (batch,), np.float64),
+        array_at(table[4], (batch, groups, count), np.int64),
+        array_at(table[5], (batch, groups, steps), np.float64),
+        array_at(table[6], (batch, groups, steps), np.float64),
+        array_at(table[7], (batch, groups * steps), np.int64),
+        array_at(table[8], (batch, groups), np.int64),
+        array_at(table[9], (batch,), np.float64),
     )

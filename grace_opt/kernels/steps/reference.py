@@ -74,32 +74,40 @@ def within_budget(
     hull_cost: Tensor,
     hull_slope: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """See `grace_opt.kernels.steps.within_budget`."""
-    room = limits - _at(costs, hull_levels[..., 0]).sum(-1)
-    taken, price = _cut(hull_slope.flatten(1), hull_cost.flatten(1), room)
+    """See `grace_opt.kernels.steps.within_budget`.
+
+    Parameters
+    ----------
+    losses, costs, admissible : Tensor (B, n, L)
+    limits : Tensor (B,)
+    hull_levels : Tensor (B, n, L), int64
+    hull_cost, hull_slope : Tensor (B, n, L - 1)
+    """
+    slack = limits - _at(costs, hull_levels[..., 0]).sum(-1)
+    taken, price = _cut(hull_slope.flatten(1), hull_cost.flatten(1), slack)
     count = (taken.view(hull_slope.shape) & (hull_slope > 0)).sum(-1, keepdim=True)
     levels = hull_levels.gather(-1, count).squeeze(-1)
-    active = torch.ones_like(room, dtype=torch.bool)
+    active = torch.ones_like(slack, dtype=torch.bool)
     while True:
         spent = _at(costs, levels)
-        room, extra = limits - spent.sum(-1), costs - spent.unsqueeze(-1)
-        allowed = admissible & (extra <= room[:, None, None]) & active[:, None, None]
+        slack, extra = limits - spent.sum(-1), costs - spent.unsqueeze(-1)
+        allowed = admissible & (extra <= slack[:, None, None]) & active[:, None, None]
         best, level = best_moves(losses, extra, levels, allowed)
         if not bool((best > 0).any()):
             return levels, price
         amount = extra.gather(-1, level).clamp(min=0.0).masked_fill(best <= 0, 0.0)
-        made = _cut(best[..., 0], amount[..., 0], room)[0] & (best[..., 0] > 0)
+        made = _cut(best[..., 0], amount[..., 0], slack)[0] & (best[..., 0] > 0)
         active = made.any(-1)
         levels = torch.where(made, level[..., 0], levels)
 
 
-def _cut(steep: Tensor, size: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
+def _cut(steep: Tensor, size: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
     """Return the steps (B, m) that fit, the steepest first, and the price."""
     if not steep.shape[-1]:
-        return torch.zeros_like(steep, dtype=torch.bool), torch.zeros_like(room)
+        return torch.zeros_like(steep, dtype=torch.bool), torch.zeros_like(slack)
     steep, order = steep.sort(dim=-1, descending=True, stable=True)
     size = size.gather(-1, order)
-    end, left = size.cumsum(-1), room[:, None]
+    end, left = size.cumsum(-1), slack[:, None]
     fits = end <= left
     rest = (left - (end - size)).clamp(min=0.0).minimum(size)
     inside, out = fits & (size > 0), ~fits & (size > 0)

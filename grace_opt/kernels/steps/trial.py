@@ -22,5 +22,5 @@ def cpu() -> bool:
     case = losses, costs, admissible
     hulls = reference.lower_hulls(*case)
     expected = *hulls, *reference.within_budget(*case, limits, *hulls)
-    found = *compiled.lower_hulls(*case), *compiled.within_budget(*case, limits, *hulls)
-    return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    actual = *compiled.lower_hulls(*case), *compiled.within_budget(*case, limits, *hulls)
+    return all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))

@@ -1,0 +1,1 @@
+"""The engine: the cache, its layers, the attention functions, and what carries them through `generate`."""

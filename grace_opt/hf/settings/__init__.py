@@ -1,0 +1,1 @@
+"""The settings of a cache: objects that check themselves, and the file that holds them."""

@@ -1,0 +1,149 @@
+"""`Bits`: how many bits the channels of keys and values get, and in which coordinates they are coded.
+
+When: a cache is to take few bits per element, everything counted: ``attach(model, Bits(2.25))``, or its settings as
+keywords, ``attach(model, bits=2.25)``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..._util.parameters import check_fields, flag, integer, number, shown
+from ..._util.warning import warn
+from ...errors import OptionError
+from ..models.arguments import explains_arguments
+
+#: The settings of which one (or the pair in the middle) asks for bits.
+BUDGETS = ("bits", "key_bits", "value_bits", "total_bytes")
+CALIBRATED, OF_PROMPT, NO_BASIS = "calibrated", "prompt", "none"
+TAIL_BLOCK_WITH_BITS = 64
+#: Every block of newer tokens has means and scales of its own, which weigh more the smaller it is.
+SMALLEST_TAIL_BLOCK = 16
+#: What a cache has that nothing else makes smaller.
+DEFAULT_BITS = 2.25
+#: Largest mean number of bits, of which no code takes more than the second.
+MAX_BITS, MAX_CODE_BITS = 16, 8
+#: Numbers of last queries that are averaged, as sets of their own.
+LAST = (32, 128)
+#: Number of first tokens that stay dense, of a prompt and of a calibration text.
+SINKS = 4
+#: Number of last queries of which every one is observed: as far as an eviction may look back.
+MAX_EVICTION_QUERIES = max(LAST)
+_OTHER_NAMES = {
+    **dict.fromkeys(("nbits", "n_bits", "num_bits", "kv_bits", "mean", "bits_per_element"), "write bits="),
+    **dict.fromkeys(("keys", "k", "k_bits"), "write key_bits="),
+    **dict.fromkeys(("values", "v", "v_bits"), "write value_bits="),
+    **dict.fromkeys(("max_bytes", "num_bytes", "nbytes", "bytes", "memory"), "write total_bytes="),
+}
+
+
+@explains_arguments(_OTHER_NAMES)
+@dataclass(frozen=True)
+class Bits:
+    """Give every channel of every token its own number of bits, instead of dropping channels.
+
+    Attributes
+    ----------
+    bits : float, optional
+        Mean number of bits per element of K and V, with everything counted, over the tokens that are neither sink
+        tokens nor recent; 2.25 if none of these four is given.
+    key_bits, value_bits : float, optional
+        The same for K and V apart; both, instead of ``bits``.
+    total_bytes : int, optional
+        Bytes of the whole cache at the end of the prompt, dense parts included, instead of ``bits``.
+    basis : str or path
+        "calibrated" (the model's own, made once and kept), "prompt" (from each prompt, stored and counted), "none", or
+        a file that ``grace-opt calibrate basis`` wrote.
+    trellis : bool
+        Code the numbers of a channel together, by a trellis, which leaves less error in the same bytes. False codes
+        them one by one, which takes less time while a prompt is read.
+
+    Raises
+    ------
+    OptionError
+        If a number is out of range, or two contradict each other.
+
+    Examples
+    --------
+    >>> Bits().bits, Bits(key_bits=3, value_bits=2).bits
+    (2.25, None)
+    """
+
+    bits: float | None = None
+    key_bits: float | None = None
+    value_bits: float | None = None
+    total_bytes: int | None = None
+    basis: str | os.PathLike[str] = CALIBRATED
+    trellis: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "basis", check_basis(self.basis))
+        check_fields(self, flag, "trellis")
+        if not self.budget:
+            object.__setattr__(self, "bits", DEFAULT_BITS)
+        for name in ("bits", "key_bits", "value_bits"):
+            check_fields(self, number, name, above=0, at_most=MAX_BITS, optional=True)
+            value = getattr(self, name)
+            if value is not None and value > MAX_CODE_BITS:
+                warn(
+                    f"{name}={value:g}: no code has more than {MAX_CODE_BITS} bits, and only means and scales, which "
+                    f"few tokens share in a short prompt, can use more; write {name}={MAX_CODE_BITS}, or leave "
+                    "attach() out for a cache as it is"
+                )
+        check_fields(self, integer, "total_bytes", at_least=1, optional=True)
+        if self.budget not in (("bits",), ("total_bytes",), ("key_bits", "value_bits")):
+            raise OptionError(
+                f"{' and '.join(self.budget)} given: write bits= alone, key_bits= and value_bits= together, or "
+                "total_bytes= alone"
+            )
+
+    @property
+    def budget(self) -> tuple[str, ...]:
+        """Names of what is given of the four."""
+        return tuple(name for name in BUDGETS if getattr(self, name) is not None)
+
+    def check_tail_block(self, block: int) -> None:
+        """Refuse blocks of newer tokens that are too small to code."""
+        if block < SMALLEST_TAIL_BLOCK:
+            raise OptionError(
+                f"tail_block={block}: with bits=, every block of newer tokens has means and scales of its own, which "
+                f"would outweigh its codes; write {SMALLEST_TAIL_BLOCK} or more, or leave it out"
+            )
+
+    def check_eviction(self, evict: Any) -> None:
+        """Refuse an eviction that looks back at more queries than are observed."""
+        needed = getattr(evict, "queries_needed", 0)
+        if needed is not None and needed <= MAX_EVICTION_QUERIES:
+            return
+        instead = "evict by SnapKV, PyramidKV or StreamingLLM"
+        if hasattr(evict, "stride"):
+            instead = f"write {type(evict).__name__}(stride=0, observed={MAX_EVICTION_QUERIES})"
+        raise OptionError(
+            f"{type(evict).__name__} needs {'all' if needed is None else needed} queries of the prompt, and "
+            f"{self.budget[0]}= keeps the last {MAX_EVICTION_QUERIES}: "
+            f"{instead if needed is None else f'let it observe {MAX_EVICTION_QUERIES} or fewer'}"
+        )
+
+
+def check_basis(basis: Any) -> str:
+    """Return the name of a basis, or the path of its file; raise `OptionError` if it is neither."""
+    if hasattr(basis, "save"):
+        raise OptionError("basis= is the name of a file: write made.save(FILE), and basis=FILE")
+    if not isinstance(basis, str | os.PathLike) or not os.fspath(basis):
+        raise OptionError(
+            f'basis={shown(basis)}: write "{CALIBRATED}", "{OF_PROMPT}", "{NO_BASIS}", or the path of a file that '
+            "`grace-opt calibrate basis` or CalibratedBasis.save wrote"
+        )
+    return os.fspath(basis)
+
+
+def contradiction(budget: str, others: Iterable[str], meant: str = "") -> OptionError:
+    """Return the error for settings that a budget of bits does not go together with."""
+    names = list(others)
+    return OptionError(
+        f"{budget}= gives every channel its own number of bits, and does not go together with {', '.join(names)}; "
+        f"leave {'it' if len(names) == 1 else 'them'} out, or leave out {budget}{'.' * bool(meant)}{meant}"
+    )

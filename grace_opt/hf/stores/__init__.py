@@ -1,0 +1,1 @@
+"""Stores: the ways to hold a layer's older tokens, a folder each."""

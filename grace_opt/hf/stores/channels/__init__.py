@@ -1,0 +1,1 @@
+"""Tokens without some channels of their keys, read whole or in part."""

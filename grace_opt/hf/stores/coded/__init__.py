@@ -1,0 +1,1 @@
+"""Tokens coded in bits that differ by channel and class of tokens."""

@@ -1,0 +1,331 @@
+"""Code a prompt's keys and values: importance, classes, coordinates, bits, codes; one sequence after the other.
+
+On a GPU, the sequences of a batch take turns: what is done before bits are divided, then the division for all of them,
+which has to wait for the device, then the rest. What numbers and sizes of queries and tokens depend on, padding and
+places, is copied to the CPU once.
+
+The losses that `grace_opt.allocate` divides a head's budget by are those of a Gaussian: the distortion of a width times
+the weighted variance of the channel in the class, times what an error there costs.
+
+Source: the separable loss is the second-order change of logits and outputs; Lagrangian allocation as in Shoham and
+Gersho, IEEE Trans. ASSP 36 (1988).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...._util.arrays import to_device
+from ...bases.basis import Basis, energy_in, identity_basis, joint_basis
+from ...bases.classes import class_sizes, token_weights
+from ...bases.importance import ObservedQueries, attention_moments, queries_of_row
+from ...models.observation import Observation
+from ...models.placement import rank
+from ...settings.bits import NO_BASIS, OF_PROMPT
+from ..plan import LayerPlan
+from .bitplanes import PER_BYTE, pack_bits
+from .coded import CodedTokens
+from .codes import PARAMETER_BITS, Codes
+from .heads import StoredHeads, code_heads, head_groups
+from .row import CodedRow, inverse
+from .segment import Segment, class_of_tokens, packed_classes, segment_bits
+from .short import MIN_TOKENS
+
+#: Bytes of the position of a token that eviction has left.
+POSITION_BYTES = 4
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One sequence: what is coded, and what is known about it."""
+
+    keys: Tensor  # (H, n, d), sinks first
+    values: Tensor
+    every: Tensor  # (H, old + recent, d): the prompt's keys
+    old: int
+    asked: ObservedQueries
+    present: Tensor | None  # (places,) bool, on the CPU
+
+    @property
+    def seen(self) -> Tensor:
+        """All keys that are left, ``(H, n + recent, d)``: made when needed, as they may be copies."""
+        if self.keys.shape[1] == self.old:
+            return self.every
+        return torch.cat([self.keys, self.every[:, self.old :]], dim=1)
+
+    @property
+    def places(self) -> int:
+        """Number of tokens, padding included."""
+        return self.keys.shape[1] if self.present is None else len(self.present)
+
+    @property
+    def packed(self) -> Tensor | None:
+        """Which places are not padding, in bits."""
+        return None if self.present is None else to_device(pack_bits(self.present), self.keys.device)
+
+
+def code_prompt(
+    plan: LayerPlan,
+    over: Observation,
+    keys: Tensor,
+    values: Tensor,
+    kept: Tensor | None,
+    places: tuple[int, ...] | None = None,
+) -> CodedTokens | None:
+    """Code all of a prompt but its sink tokens and its recent window.
+
+    Parameters
+    ----------
+    plan : LayerPlan
+        With ``bits``.
+    over : Observation
+        The prompt's observed queries, and its padding.
+    keys, values : Tensor
+        ``(B, H, S, d)`` and ``(B, H, S, d_v)``, of exactly the prompt.
+    kept : Tensor or None
+        ``(B, H, n)``, ascending: the positions before the recent window that eviction has left; None for all.
+    places : tuple of int, optional
+        How many of these each of the budget's layers has; by default as many as this one.
+
+    Returns
+    -------
+    CodedTokens or None
+        None if every sequence is too short, and nothing is evicted: what an eviction has left may be all dense.
+    """
+    config, budget = plan.config, plan.bits
+    assert budget is not None
+    sinks, old = config.sink_tokens, over.length - config.recent_window
+    if kept is None and old - sinks < MIN_TOKENS:
+        budget.check(1, keys.nbytes + values.nbytes, True)
+        return None
+    heads = keys.shape[1]
+    if places is None or len({*places}) == 1:  # one stands for all
+        places = (old if kept is None else kept.shape[-1],)
+    over, left = _on_cpu(over), None if kept is None or over.valid is None else kept[:, 0].cpu()
+    real = [old] * len(keys) if over.valid is None else over.valid[:, :old].sum(1).tolist()
+    needs = [[_needs(plan, keys, values, each, count) for each in places] for count in real]
+    if budget.total_bytes is not None:
+        # Before any is coded, and for the most demanding one: the error names what will do for all of them.
+        least = [(sum(each.least for each in row), not any(each.coded for each in row)) for row in needs]
+        budget.check(len(keys), *max(least), len(places))
+
+    @functools.cache
+    def bases() -> tuple[Basis, Basis] | None:
+        """Return the model's, which may have to be made now: not for a prompt that stays dense."""
+        found = budget.bases(plan.index, heads, rank())
+        return None if found is None else (found[0].to(keys.device), found[1].to(keys.device))
+
+    # Of other layers it is foretold; this one's rows are there to be counted.
+    own = 0 if len(places) == 1 else budget.layers.index(plan.index)
+
+    def ready(number: int) -> _Ready | _Row:
+        row = _row(over, keys, values, kept, left, number, old)
+        needs[number][own] = _needs(plan, keys, values, row.places, row.keys.shape[1])
+        return _ready(plan, over, row, bases, needs[number]) or row
+
+    rows: list[CodedRow] = []
+    at_once = 1 if keys.device.type == "cpu" else len(keys)
+    for first in range(0, len(keys), at_once):
+        rows += _coded([ready(number) for number in range(first, first + at_once)])
+    if kept is None and not any(row.tokens for row in rows):
+        budget.check(1, keys.nbytes + values.nbytes, True)
+        return None
+    positions = None if kept is None else kept.to(torch.int32)
+    return CodedTokens(old, tuple(rows), bases() if any(row.tokens for row in rows) else None, positions)
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """What a layer of a sequence takes whatever the widths are."""
+
+    coded: int  # number of tokens; 0 if there are too few
+    dense: int  # bytes of what stays dense, and of what says which tokens there are
+    fixed: tuple[float, float]  # bits per head that coded keys, and values, take in any case
+    heads: int
+
+    @property
+    def least(self) -> float:
+        """Bytes without any bits."""
+        return self.dense + self.heads * sum(self.fixed) / 8
+
+
+def _needs(plan: LayerPlan, keys: Tensor, values: Tensor, places: int, real: int) -> _Needs:
+    """Return the needs of a layer with these shapes, ``(..., H, S, d)``, that keeps `places` of the tokens before the
+    recent window, of which `real` are not padding."""
+    budget, config = plan.bits, plan.config
+    assert budget is not None
+    heads, length, width = keys.shape[-3:]
+    depth, old = values.shape[-1], length - config.recent_window
+    count = min(places, real)
+    token = heads * (width + depth) * keys.element_size()
+    beside = -(-places // PER_BYTE) * (count < places) + heads * places * POSITION_BYTES * (places < old)
+    coded = count - config.sink_tokens
+    if coded < MIN_TOKENS:
+        return _Needs(0, (count + config.recent_window) * token + beside, (0.0, 0.0), heads)
+    own, classes = budget.basis == OF_PROMPT, len(class_sizes(coded))
+    fixed = _overhead(coded, classes, width, own), _overhead(coded, classes, depth, own)
+    return _Needs(coded, (config.sink_tokens + config.recent_window) * token + beside, fixed, heads)
+
+
+def _on_cpu(over: Observation) -> Observation:
+    """Copy places and padding, as numbers of tokens depend on them."""
+    valid, places = (None if each is None else each.cpu() for each in (over.valid, over.places))
+    return over._replace(valid=valid, places=places)
+
+
+def _row(
+    over: Observation,
+    keys: Tensor,
+    values: Tensor,
+    kept: Tensor | None,
+    left: Tensor | None,
+    number: int,
+    old: int,
+) -> _Row:
+    """Return a sequence; `left` ``(B, n)``, on the CPU, is what `kept` says of any head, if there is padding."""
+    own_keys, own_values = keys[number], values[number]
+    valid = None if over.valid is None else over.valid[number]
+    if valid is not None and bool(valid.all()):
+        valid = None
+    stored_keys, stored_values = own_keys[:, :old], own_values[:, :old]
+    present = None if valid is None else valid[:old]
+    if kept is not None:
+        place = kept[number][..., None]
+        stored_keys = stored_keys.gather(1, place.expand(-1, -1, keys.shape[-1]))
+        stored_values = stored_values.gather(1, place.expand(-1, -1, values.shape[-1]))
+        present = None if present is None or left is None else present[left[number]]
+        present = None if present is not None and bool(present.all()) else present
+    if present is not None:
+        real = to_device(torch.nonzero(present)[:, 0], keys.device)
+        stored_keys, stored_values = stored_keys[:, real], stored_values[:, real]
+    return _Row(stored_keys, stored_values, own_keys, old, queries_of_row(over, number), present)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """One sequence, of which only the codes are missing."""
+
+    row: _Row
+    sinks: int
+    classes: Tensor  # (H, n)
+    stored: list[StoredHeads]  # keys and values
+    decodes: list[Tensor | None]
+    bits: tuple[float, float]
+
+    def coded(self, keys: Codes, values: Codes) -> CodedRow:
+        """Return the row with these codes."""
+        return CodedRow(
+            segments=(Segment(keys, values, packed_classes(self.classes)),),
+            waiting=None,
+            sink_keys=self.row.keys[:, : self.sinks].clone(),
+            sink_values=self.row.values[:, : self.sinks].clone(),
+            length=self.row.places,
+            present=self.row.packed,
+            key_decode=self.decodes[0],
+            value_decode=self.decodes[1],
+            bits=self.bits,
+        )
+
+
+def _coded(rows: list[_Ready | _Row]) -> list[CodedRow]:
+    """Return sequences that were made ready, coded, and the others dense."""
+    stored = [each for row in rows if isinstance(row, _Ready) for each in row.stored]
+    codes = iter(code_heads(stored) if stored else ())
+    return [row.coded(next(codes), next(codes)) if isinstance(row, _Ready) else _all_dense(row) for row in rows]
+
+
+def _ready(
+    plan: LayerPlan,
+    over: Observation,
+    row: _Row,
+    bases: Callable[[], tuple[Basis, Basis] | None],
+    needs: list[_Needs],
+) -> _Ready | None:
+    """Make a row ready; None if it is too short, or means and widths alone would take more than the budget."""
+    budget, sinks = plan.bits, plan.config.sink_tokens
+    assert budget is not None
+    heads, count, width = row.keys.shape
+    coded, depth = max(count - sinks, 0), row.values.shape[-1]
+    if coded < MIN_TOKENS:
+        return None
+    sizes = class_sizes(coded)
+    tokens = tuple(each.coded for each in needs)
+    elements, fixed = heads * sum(tokens), [sum(each.fixed[kind] for each in needs) for kind in (0, 1)]
+    key_bits, value_bits = budget.means(
+        len(over.queries),
+        elements * (width + depth),
+        sum(each.dense for each in needs),
+        heads * sum(fixed) / 8,
+        len(needs),
+    )
+    # What every head takes is no matter of shares, so that no head's share is less than that.
+    mean = key_bits - fixed[0] / (sum(tokens) * width), value_bits - fixed[1] / (sum(tokens) * depth)
+    if min(mean) < 0:
+        return None
+    found = bases()
+    shares = budget.head_bits(plan.index, heads, rank(), mean, tokens if len(tokens) > 1 else None)
+    asked = row.asked
+    first, second = attention_moments(asked.queries, asked.weights, row.seen, over.scaling, over.softcap, asked.whole)
+    inner = slice(sinks, sinks + coded)
+    first, weights = first[:, inner], token_weights(first[:, inner], second[:, inner])
+    classes = class_of_tokens(first, sizes)
+    order = classes.argsort(dim=-1, stable=True)
+    spread = to_device(torch.nonzero(asked.spread)[:, 0], asked.queries.device)
+    moment = _moment(asked.queries[:, spread].reshape(heads, -1, width))
+    decodes: list[Tensor | None] = []
+    stored = []
+    for number, tensor in enumerate((row.keys[:, sinks:], row.values[:, sinks:])):
+        metric, calibrated = (moment if number == 0 else None), None if found is None else found[number]
+        basis, decode = _basis(budget.basis, calibrated, tensor, metric)
+        decodes.append(decode)
+        encoding = None if budget.basis == NO_BASIS else basis.encode
+        bits = shares[number] * coded * tensor.shape[2]
+        by_class = weights[number].gather(1, order)
+        stored.append(StoredHeads(tensor, order, encoding, by_class, basis.energy, sizes, bits, budget.trellis))
+    return _Ready(row, sinks, classes, stored, decodes, (key_bits, value_bits))
+
+
+def _basis(kind: str, calibrated: Basis | None, tensor: Tensor, metric: Tensor | None) -> tuple[Basis, Tensor | None]:
+    """Return the basis to code in and, if it belongs to the prompt, the matrices to store."""
+    heads, _, width = tensor.shape
+    eye = torch.eye(width, dtype=torch.float64, device=tensor.device).expand(heads, width, width)
+    if kind == OF_PROMPT:
+        parts = (tensor[part].float() for part in head_groups(tensor))
+        spread = torch.cat([_moment(part - part.mean(1, keepdim=True)) for part in parts])
+        basis = joint_basis(eye if metric is None else metric, spread)
+        decode = (basis.decode / _power(basis.decode)).to(torch.float16)
+        return Basis(
+            inverse(decode), decode.float(), energy_in(Basis(decode, decode, decode), eye if metric is None else metric)
+        ), decode
+    basis = identity_basis(heads, width, device=tensor.device) if calibrated is None else calibrated
+    return (basis if metric is None else Basis(basis.encode, basis.decode, energy_in(basis, metric))), None
+
+
+def _power(decode: Tensor) -> Tensor:
+    """Return one power of two per head, which brings the matrices' entries to at most one."""
+    largest = decode.abs().amax((1, 2), keepdim=True)
+    return torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(largest))), 1)
+
+
+def _overhead(coded: int, classes: int, width: int, own: bool) -> float:
+    """Return the bits per head that keys, or values, take whatever their widths are.
+
+    Which places are padding is not among them: a padded row has the widths that it would have alone.
+    """
+    return segment_bits(coded, classes, width) + (width * width * PARAMETER_BITS if own else 0)
+
+
+def _moment(tensor: Tensor) -> Tensor:
+    """Return the second moments of ``(H, n, d)``, ``(H, d, d)`` float64."""
+    wide = tensor.double()
+    return wide.mT @ wide / wide.shape[1]
+
+
+def _all_dense(row: _Row) -> CodedRow:
+    """Return a row without codes: every token is kept as sink tokens are."""
+    return CodedRow((), None, row.keys.clone(), row.values.clone(), row.places, row.packed)

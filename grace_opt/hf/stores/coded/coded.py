@@ -1,0 +1,220 @@
+"""`CodedTokens`: a store of tokens coded in few bits, a row for each sequence.
+
+Rows are shared by beams and copies, and replaced when they grow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...._util.arrays import without_autocast
+from ....errors import CacheError
+from ...bases.importance import tail_attention
+from ...models.attention import Attended, logit_scaling
+from ..counting import bits_of
+from ..masks import check_mask_covers_cache, gather_mask_columns
+from ..packed.tokens import StoredTensor
+from ..plan import LayerPlan
+from ..store import Step
+from ..tail import Tail
+from .in_place import attention_in_place
+from .parts import CodedParts, Received
+from .saved_row import taken_apart
+from .short import dense_rows, why_dense
+from .waiting import ready
+
+#: What is counted of codes.
+COUNTED = ("codes", "parameters", "bases")
+#: Which sizes belong to which kind of `Store.sizes`.
+_KINDS = {
+    "sink_keys": ("key sinks",),
+    "keys": tuple(f"key {part}" for part in COUNTED),
+    "values": ("value sinks", *(f"value {part}" for part in COUNTED)),
+    "indices": ("classes", "tables", "positions", "received"),
+}
+
+
+@dataclass(frozen=True)
+class CodedTokens(CodedParts):
+    """The older tokens of a layer, coded; the fields are those of `CodedParts`."""
+
+    appends_attended = True
+    full_width_instead = "ratio= and fused=False in place of bits="
+
+    @property
+    def compressed(self) -> int:
+        """Largest number of coded tokens of a sequence."""
+        return self.coded
+
+    def needs_our_attention(self, fused: bool) -> bool:
+        """Whether only grace_opt's attention function can read it: always."""
+        return True
+
+    def warning(self, plan: LayerPlan, newer: int) -> str | None:
+        """Say that some of the batch's prompts, or all, stay dense."""
+        short, count = sum(not row.tokens for row in self.rows), len(self.rows)
+        if short == count:
+            return why_dense(plan, self.stored + newer)
+        return dense_rows(plan, short, count) if short else None
+
+    def dense(self, tail: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return all keys and values, dense: the coded ones, then the tail's ``(B, H, S_t, d)``."""
+        dense = [row.dense(self.bases) for row in self.rows]
+        keys = torch.cat([torch.stack([keys for keys, _ in dense]), tail], dim=2)
+        return keys, torch.cat([torch.stack([values for _, values in dense]), value], dim=2)
+
+    def attend(self, step: Step) -> Attended | None:
+        """Compute attention over the codes where they lie, if a kernel can, and add up what the newest receive."""
+        if step.wants_weights:
+            return None
+        mask = step.mask
+        if mask is not None:
+            check_mask_covers_cache(step.module, mask, self, step.tail.shape[2])
+            mask = gather_mask_columns(mask, self, step.query.shape[1])
+        given = {**step.arguments, "scaling": logit_scaling(step.query, step.arguments)}
+        found = attention_in_place(
+            step.module, step.query, step.tail, step.value, mask, self, received=self.received.sums, **given
+        )
+        if found is None:
+            return None
+        output, self.received.sums = found
+        return output, None
+
+    def attended(self, keys: Tensor, step: Step, mask: Tensor | None) -> None:
+        """Add up the attention that the newest of the dense keys are about to receive."""
+        newest, scaling = self.waiting + step.tail.shape[2], logit_scaling(step.query, step.arguments)
+        with without_autocast(keys):
+            self.received.add(tail_attention(step.query, keys, mask, newest, scaling, step.arguments.get("softcap")))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def extended(self, plan: LayerPlan, tokens: Tail) -> CodedTokens:
+        """Append newer tokens, which wait for their classes; give those that have waited long enough theirs."""
+        keys, values = tokens.keys.detach(), tokens.values.detach()  # codes have no gradients
+        rows = tuple(row.appended(keys[number], values[number], self.bases) for number, row in enumerate(self.rows))
+        positions, length = self.positions_with(tokens.length), self.length + tokens.length
+        grown = replace(self, length=length, rows=rows, positions=positions)
+        count = grown.waiting
+        sums = self.received.of(count, tokens.keys)
+        if not count:  # no row has codes: the block is dense, and nobody will ask
+            return replace(grown, received=Received(sums[..., tokens.length :].clone()))
+        if coded := ready(count, tokens.length):
+            settled = grown.settled(plan, sums[..., :coded])
+            return replace(settled, received=Received(sums[..., coded:].clone()))
+        return grown
+
+    def settled(self, plan: LayerPlan, received: Tensor) -> CodedTokens:
+        """Give the n oldest waiting tokens their classes; `received` ``(B, H, 3, n)`` is the attention on them."""
+        rows = (row.settled(plan, received[number], self.bases) for number, row in enumerate(self.rows))
+        return replace(self, rows=tuple(rows))
+
+    def before_tail(self, tail: int) -> CodedTokens:
+        """Return it for a tail that was cut to so many tokens."""
+        sums = self.received.sums
+        return self if sums is None else replace(self, received=Received(sums[..., : self.waiting + tail].clone()))
+
+    def select(self, rows: Tensor) -> CodedTokens:
+        """Select sequences of the batch in this order, repeated if listed repeatedly; codes are not copied."""
+        positions = None if self.positions is None else self.positions[rows.to(self.positions.device)]
+        made = replace(self, rows=tuple(self.rows[index] for index in rows.tolist()), positions=positions)
+        sums = self.received.sums
+        if sums is None:
+            return made
+        # Of rows without codes, which are dense for good, none waits.
+        kept = sums[..., self.waiting - made.waiting :]
+        return replace(made, received=Received(kept.index_select(0, rows.to(kept.device))))
+
+    def to(self, device: torch.device | str) -> CodedTokens:
+        """Move to another device without waiting; rows that are shared stay so, and so do sums of attention."""
+        made = self._changed(lambda tensor: tensor.to(device, non_blocking=True), device)
+        if self.received.sums is not None:
+            self.received.sums = self.received.sums.to(device, non_blocking=True)
+        return made
+
+    def outside_inference(self) -> CodedTokens:
+        """Return itself: codes are in no graph of gradients."""
+        return self
+
+    def cropped(self, length: int) -> CodedTokens:
+        """Refuse: tokens cannot be taken out of their classes again."""
+        raise CacheError(
+            f"the cache can be cropped to {self.length} tokens or more, not to {length}: the older tokens are coded "
+            "(bits=); call reset() and start again"
+        )
+
+    def parts(self) -> dict[str, StoredTensor]:
+        """Return the tensors that it consists of, by name; the model's bases are not among them."""
+        found: dict[str, StoredTensor] = {
+            f"rows.{number}.{name}": t
+            for number, row in enumerate(self.rows)
+            for name, t in (row.tensors() | row.table_tensors()).items()
+        }
+        return found if self.positions is None else {**found, "positions": self.positions}
+
+    def held(self) -> dict[str, StoredTensor]:
+        """Return all tensors kept alive, by name."""
+        sums = {} if self.received.sums is None else {"received": self.received.sums}
+        return {**self.parts(), **sums}
+
+    def changed(self, change: Callable[[Any], Any]) -> CodedTokens:
+        """Return it with a function applied to all tensors but the model's bases."""
+        return self._changed(change, None)
+
+    def sizes(self) -> Counter[str]:
+        """Return bytes by kind, and numbers of coded elements; rows that several sequences share count once."""
+        found: Counter[str] = Counter()
+        for row in self.own_rows():
+            for number, (name, sinks, own) in enumerate(
+                (("key", row.sink_keys, row.key_decode), ("value", row.sink_values, row.value_decode))
+            ):
+                every = [(each.keys, each.values)[number] for each in row.segments]
+                every += [] if row.waiting is None else [row.waiting[number]]
+                planes = sum(plane.nbytes for codes in every for plane in codes.planes)
+                found[f"{name} codes"] += planes
+                found[f"{name} parameters"] += sum(codes.nbytes for codes in every) - planes
+                found[f"{name} sinks"] += sinks.nbytes
+                found[f"{name} bases"] += 0 if own is None else own.nbytes
+                found[f"{name} elements"] += len(sinks) * sinks.shape[-1] * row.tokens
+            found["classes"] += sum(each.classes.nbytes for each in row.segments)
+            found["classes"] += 0 if row.present is None else row.present.nbytes
+            found["tables"] += sum(part.nbytes for part in row.table_tensors().values())
+        found["positions"] = 0 if self.positions is None else self.positions.nbytes
+        found["received"] = 0 if self.received.sums is None else self.received.sums.nbytes
+        for name, finer in _KINDS.items():
+            found[name] = sum(found[part] for part in finer)
+        return found
+
+    def bits(self, widths: Sequence[int], sinks: int) -> tuple[list[float], list[int], int]:
+        """Count bits as if the model had 16; see `Store.bits`."""
+        sizes = self.sizes()
+        half = 4 * (sizes["classes"] + sizes["positions"])
+        bits = [half + 8.0 * sum(sizes[f"{name} {part}"] for part in COUNTED) for name in ("key", "value")]
+        elements = [sizes["key elements"], sizes["value elements"]]
+        if self.positions is not None:  # evicted tokens are compressed ones
+            elements = [width * max(self.length - sinks, 0) for width in widths]
+        dense = sum(bits_of(row.sink_keys) + bits_of(row.sink_values) for row in self.own_rows())
+        return bits, elements, dense + (0 if self.received.sums is None else bits_of(self.received.sums))
+
+    def compresses(self, row: int, tokens: int, sinks: int) -> bool:
+        """Whether any of a sequence's tokens is coded, or evicted."""
+        return (self.positions is not None and tokens > self.stored) or self.rows[row].tokens > 0
+
+    def to_file(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return tensors and plain values; see `grace_opt.hf.stores.coded.saved_row`."""
+        tensors, about = taken_apart(self.rows, self.own_rows(), self.positions)
+        if self.received.sums is not None:
+            tensors["received"] = self.received.sums
+        return tensors, {**about, "length": self.length}
+
+    def _changed(self, change: Callable[[Tensor], Tensor], device: torch.device | str | None) -> CodedTokens:
+        made = {id(row): row.map(change) for row in self.own_rows()}
+        bases = self.bases
+        if bases is not None and device is not None:
+            bases = bases[0].to(device), bases[1].to(device)
+        positions = None if self.positions is None else change(self.positions)
+        return replace(self, rows=tuple(made[id(row)] for row in self.rows), bases=bases, positions=positions)

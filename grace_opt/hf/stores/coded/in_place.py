@@ -1,0 +1,97 @@
+"""Attention over coded tokens where they lie, if a kernel fits; else the caller makes keys and values dense.
+
+Both compute the same, up to rounding: `grace_opt.hf.stores.coded.coded.CodedTokens.dense` defines the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....kernels.cache import coded as kernels
+from ...bases.codebooks import codebook, trellis_codebook
+from ..masks import float32_mask
+from .bitplanes import unpack_bits
+from .parts import CodedParts
+
+
+def attention_in_place(
+    module: nn.Module,
+    query: Tensor,
+    tail: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    old: CodedParts,
+    scaling: float,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    received: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor] | None:
+    """Compute attention of new tokens over the coded tokens and the dense tail, and what the newest tokens receive.
+
+    Parameters
+    ----------
+    module, query, tail, value, old, softcap, is_causal
+        As in `grace_opt.hf.stores.channels.attention.pruned_attention`.
+    attention_mask : Tensor or None
+        ``(B or 1, H_q or 1, L, stored)``: columns of the stored tokens.
+    scaling : float
+        Of the logits.
+    received : Tensor or None
+        What the first of the newest tokens have received before.
+    **others
+        Other arguments of the attention function; not all are possible.
+
+    Returns
+    -------
+    output : Tensor
+        ``(B, L, H_q, d_v)``.
+    received : Tensor
+        ``(B, H, 3, waiting tokens + S_t)``: see `grace_opt.hf.bases.importance.tail_attention`; with what was before.
+    """
+    if others.get("s_aux") is not None or others.get("position_bias") is not None:
+        return None
+    if others.get("dropout") and module.training:
+        return None
+    attend = kernels.kernel_for(query, tail, value, old.coded)
+    if attend is None:
+        return None
+    recent = None
+    if attention_mask is not None:
+        older, recent = attention_mask[..., : old.stored], float32_mask(attention_mask[..., old.stored :])
+        if not all_seen(older, old):
+            return None
+    waiting, trellis = old.waiting, old.trellis
+    found: tuple[Tensor, Tensor] = attend(
+        query,
+        [row.sequence(old.bases) for row in old.rows],
+        tail,
+        value,
+        (trellis_codebook if trellis else codebook)(query.device),
+        waiting + tail.shape[2],
+        [waiting - row.waits for row in old.rows],  # without codes, tokens that others have waiting are dense
+        recent,
+        scaling,
+        softcap,
+        getattr(module, "is_causal", True) if is_causal is None else is_causal,
+        received,
+        trellis,
+    )
+    return found
+
+
+def all_seen(older: Tensor, old: CodedParts) -> bool:
+    """Return whether a mask shows every stored token; padding is not stored."""
+    seen = older if older.dtype == torch.bool else older == 0
+    if all(row.present is None for row in old.rows):
+        return bool(seen.all())
+    padded = [
+        torch.zeros(old.stored, dtype=torch.bool, device=older.device)
+        if row.present is None
+        else ~unpack_bits(row.present, row.length).bool()
+        for row in old.rows
+    ]
+    return bool((seen | torch.stack(padded)[:, None, None]).all())

@@ -1,0 +1,245 @@
+"""`CodedRow`: the coded keys and values of one sequence in one layer.
+
+Rows of a batch are coded one by one, each as it would be alone: they share no means, no scales and no class sizes, and
+padding is not stored. Sink tokens are dense.
+
+Source: StreamingLLM (arXiv 2309.17453) for sink tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....kernels.cache.coded.table import CodedSequence, CodesTable, table_of, units_of
+from ...bases.basis import Basis
+from ..plan import LayerPlan
+from .bitplanes import append_bits, unpack_bits
+from .codes import Codes
+from .segment import Segment
+from .waiting import settled, waiting_codes, waiting_coordinates, waiting_width
+
+_LARGEST = float(torch.finfo(torch.float16).max)
+
+
+@dataclass(frozen=True)
+class CodedRow:
+    """One sequence's older tokens, coded.
+
+    Attributes
+    ----------
+    segments : tuple of Segment
+        The tokens that are neither padding nor sinks, in the order of the sequence: those of the prompt, then newer
+        ones. Without any (the prompt was too short), all tokens are kept as sinks are.
+    waiting : (Codes, Codes) or None
+        Keys and values of tokens that come after those and wait for their classes
+        (:mod:`grace_opt.hf.stores.coded.waiting`).
+    sink_keys, sink_values : Tensor
+        ``(H, s, d)`` and ``(H, s, d_v)``: the first tokens, dense.
+    length : int
+        Number of places, padding included.
+    present : Tensor or None
+        ``(⌈length/8⌉,)`` uint8: one bit per place, 0 at padding. None if there is no padding.
+    key_decode, value_decode : Tensor or None
+        ``(H, d, d)`` float16: the prompt's own basis, if it has one.
+    bits : (float, float)
+        Mean bits per element of keys and of values that every segment has, with everything counted.
+    tokens, waits : int
+        Number of coded tokens, and of those among them that wait.
+    """
+
+    segments: tuple[Segment, ...]
+    waiting: tuple[Codes, Codes] | None
+    sink_keys: Tensor
+    sink_values: Tensor
+    length: int
+    present: Tensor | None = None
+    key_decode: Tensor | None = None
+    value_decode: Tensor | None = None
+    bits: tuple[float, float] = (0.0, 0.0)
+    tokens: int = field(init=False)
+    waits: int = field(init=False)
+    _table: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        waits = 0
+        if self.waiting is not None:
+            waits = len(self.waiting[0].means) // len(self.sink_keys) * self.waiting[0].counts[0]
+        # Counted once: every step asks for them.
+        object.__setattr__(self, "waits", waits)
+        object.__setattr__(self, "tokens", sum(segment.tokens for segment in self.segments) + waits)
+
+    def dense(self, bases: tuple[Basis, Basis] | None) -> tuple[Tensor, Tensor]:
+        """Return keys ``(H, length, d)`` and values ``(H, length, d_v)`` in the order of the sequence; 0 at padding.
+
+        Parameters
+        ----------
+        bases : (Basis, Basis) or None
+            Those of keys and values; not read if the row has its own.
+        """
+        parts = [segment.coordinates() for segment in self.segments]
+        if self.waiting is not None:
+            parts.append(self.waiting_coordinates())
+        found = []
+        for number, (decode, sinks) in enumerate(
+            zip(self.decodes(bases), (self.sink_keys, self.sink_values), strict=True)
+        ):
+            together = sinks
+            if parts:
+                tokens = decoded(torch.cat([part[number] for part in parts], dim=1), decode, sinks.dtype)
+                together = torch.cat([sinks, tokens], dim=1)
+            if not together.shape[1]:  # nothing but padding
+                together = sinks.new_zeros(len(sinks), self.length, sinks.shape[-1])
+            elif self.present is not None:
+                present = unpack_bits(self.present, self.length).bool()
+                place = (present.cumsum(0) - 1).clamp(min=0)
+                together = torch.where(present[:, None], together[:, place], 0)
+            found.append(together)
+        return found[0], found[1]
+
+    def appended(self, keys: Tensor, values: Tensor, bases: tuple[Basis, Basis] | None) -> CodedRow:
+        """Append a block of newer tokens, which wait for their classes.
+
+        A row without codes keeps them dense.
+
+        Parameters
+        ----------
+        keys, values : Tensor
+            ``(H, n, d)`` and ``(H, n, d_v)``, n the same for every block.
+        bases : (Basis, Basis) or None
+            As in `dense`.
+        """
+        more, present = keys.shape[1], self.present
+        if present is not None:
+            present = append_bits(present, self.length, torch.ones(more, dtype=torch.uint8, device=present.device))
+        grown = replace(self, length=self.length + more, present=present)
+        if not self.segments:
+            sink_keys, sink_values = torch.cat([self.sink_keys, keys], 1), torch.cat([self.sink_values, values], 1)
+            return replace(grown, sink_keys=sink_keys, sink_values=sink_values)
+        made, trellis = [], self.segments[0].keys.trellis
+        for number, tensor in enumerate((keys, values)):
+            own = (self.key_decode, self.value_decode)[number]
+            encode = inverse(own) if own is not None else None if bases is None else bases[number].encode
+            moved = tensor.float() if encode is None else tensor.float() @ encode
+            before = None if self.waiting is None else self.waiting[number]
+            made.append(waiting_codes(before, moved, waiting_width(number, self.bits[number]), trellis))
+        return replace(grown, waiting=(made[0], made[1]))
+
+    def settled(self, plan: LayerPlan, received: Tensor, bases: tuple[Basis, Basis] | None) -> CodedRow:
+        """Code the oldest waiting tokens, whole blocks; `received`, of these, is as in `bits.waiting.settled`."""
+        if self.waiting is None:
+            return self
+        decodes = self.key_decode, self.value_decode
+        energies = [
+            _energy(codes, None if bases is None else bases[number], decodes[number])
+            for number, codes in enumerate((self.segments[0].keys, self.segments[0].values))
+        ]
+        heads = len(self.sink_keys)
+        blocks = received.shape[-1] // self.waiting[0].counts[0]
+        (old_keys, keys), (old_values, values) = (codes.split(heads * blocks) for codes in self.waiting)
+        coordinates = waiting_coordinates(old_keys, heads), waiting_coordinates(old_values, heads)
+        segment = settled(plan, coordinates, received, (energies[0], energies[1]), self.bits)
+        waiting = (keys, values) if len(keys.means) else None
+        return replace(self, segments=(*self.segments, segment), waiting=waiting)
+
+    def waiting_coordinates(self) -> tuple[Tensor, Tensor]:
+        """Return the coordinates of waiting keys and values, ``(H, n, d)`` float32 each; there must be some."""
+        assert self.waiting is not None
+        keys, values = (waiting_coordinates(codes, len(self.sink_keys)) for codes in self.waiting)
+        return keys, values
+
+    def decodes(self, bases: tuple[Basis, Basis] | None) -> tuple[Tensor | None, Tensor | None]:
+        """Return by what coordinates of keys and of values are multiplied, ``(H, d, d)``; None: they are as they are.
+
+        `bases` as in `dense`.
+        """
+        if self.key_decode is not None or bases is None:
+            return self.key_decode, self.value_decode
+        return bases[0].decode, bases[1].decode
+
+    def table(self) -> CodesTable:
+        """Return where the codes are, for `grace_opt.kernels.cache.coded`: made once, and again where tensors moved."""
+        known = self._table
+        if not known:
+            known["first"] = [each.keys.means for each in self.segments[:1]]
+            known["first"] += [] if self.waiting is None else [self.waiting[0].means]
+        where = [each.data_ptr() for each in known["first"]]
+        if known.get("where") != where:
+            heads = len(self.sink_keys)
+            units = [units_of(each.keys, each.values, heads) for each in self.segments]
+            units += [] if self.waiting is None else [units_of(*self.waiting, heads, newest=True)]
+            known.update(where=where, found=table_of(units, heads), sequence=None)
+        found: CodesTable = known["found"]
+        return found
+
+    def sequence(self, bases: tuple[Basis, Basis] | None) -> CodedSequence:
+        """Return what `grace_opt.kernels.cache.coded` reads: made once, as `table` is; `bases` as in `dense`."""
+        known = self._table.get("sequence")
+        if known is None or known[0] is not bases or [part.data_ptr() for part in known[1]] != known[2]:
+            table, dense = self.table(), (self.sink_keys, self.sink_values, *self.decodes(bases))
+            parts = [*self._table["first"], *(part for part in dense if part is not None)]
+            known = bases, parts, [part.data_ptr() for part in parts], CodedSequence(table, *dense)
+            self._table["sequence"] = known
+        found: CodedSequence = known[3]
+        return found
+
+    def table_tensors(self) -> dict[str, Tensor]:
+        """Return what `table` has made, by name; nothing before the first step that reads codes where they lie."""
+        if not self._table:
+            return {}
+        found: CodesTable = self._table["found"]
+        named = {"table.units": torch.from_numpy(found.units), "table.tasks": torch.from_numpy(found.tasks)}
+        of_gpu = (each.tensors() for each in found.on_device)
+        return named | {f"table.gpu.{name}": tensor for each in of_gpu for name, tensor in each.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave addresses out of copies."""
+        return {**self.__dict__, "_table": {}}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything that is stored, by name."""
+        named = self._plain()
+        for number, segment in enumerate(self.segments):
+            named |= {f"segments.{number}.{name}": tensor for name, tensor in segment.tensors().items()}
+        for kind, codes in zip(("keys", "values"), self.waiting or (), strict=False):
+            named |= {f"waiting.{kind}.{name}": tensor for name, tensor in codes.tensors().items()}
+        return named
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> CodedRow:
+        """Apply a function to every tensor."""
+        waiting = None if self.waiting is None else (self.waiting[0].map(change), self.waiting[1].map(change))
+        made = replace(self, segments=tuple(each.map(change) for each in self.segments), waiting=waiting)
+        return replace(made, **{name: change(tensor) for name, tensor in self._plain().items()})  # type: ignore[arg-type]
+
+    def _plain(self) -> dict[str, Tensor]:
+        """Return the tensors that are not of codes."""
+        names = ("sink_keys", "sink_values", "present", "key_decode", "value_decode")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+def _energy(codes: Codes, basis: Basis | None, decode: Tensor | None) -> Tensor:
+    """Return what errors in each coordinate cost, ``(H, d)``: without a calibrated basis, all directions alike."""
+    if decode is not None:
+        return decode.float().square().sum(-1)
+    return torch.ones_like(codes.means, dtype=torch.float32) if basis is None else basis.energy.float()
+
+
+def inverse(decode: Tensor) -> Tensor:
+    """Return the matrices that encode for stored ones that decode, ``(H, d, d)`` float32."""
+    wide = decode.double()
+    # One by one: in several threads, MKL's batch of matrices with more than 150 rows leaves the pivots unwritten.
+    each = [torch.linalg.inv(one) for one in wide] if wide.device.type == "cpu" else [*torch.linalg.inv(wide)]
+    encode = torch.stack(each)
+    return encode.float()
+
+
+def decoded(coordinates: Tensor, decode: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return the tokens ``(H, T, d)`` with these coordinates, of a type; `decode` as in `CodedRow.decodes`."""
+    tokens = coordinates if decode is None else coordinates @ decode.float()
+    if dtype == torch.float16:  # an error must not take the largest numbers beyond it
+        tokens = tokens.clamp(-_LARGEST, _LARGEST)
+    return tokens.to(dtype)

@@ -1,0 +1,262 @@
+"""Take coded rows apart for a file, and put them together again after checking every part.
+
+When: `grace_opt.hf.engine.saving` writes, and `grace_opt.hf.engine.saved_layer` reads. Whatever is in the file, what
+comes out can be decoded and appended to, and has no NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...bases.classes import CLASS_BITS, FRACTIONS
+from ...settings.bits import MAX_BITS
+from .bitplanes import PER_BYTE, unpack_bits
+from .codes import LEVEL_BITS, Codes
+from .row import CodedRow, inverse
+from .segment import Segment
+
+#: Raises an error with the text unless the first argument is true.
+Require = Callable[[bool, str], None]
+#: What the metadata say about the coded tokens of a layer, beside their ``length``.
+CODED_FIELDS = ("rows", "waiting", "block", "bits", "stored", "sequences")
+_OF_CODES = ("levels", "means", "scales", "unit")
+_OWN_BASES = ("key_decode", "value_decode")
+_SINKS = ("sink_keys", "sink_values")
+
+
+def taken_apart(
+    sequences: Sequence[CodedRow], own: Iterable[CodedRow], positions: Tensor | None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of all rows, and plain values that describe them.
+
+    Parameters
+    ----------
+    sequences, own : sequence of CodedRow
+        The row of each sequence, and every row once, however many sequences share it.
+    positions : Tensor or None
+        Those of the stored tokens.
+    """
+    rows = list(own)
+    tensors = {f"rows.{number}.{name}": t for number, row in enumerate(rows) for name, t in row.tensors().items()}
+    if positions is not None:
+        tensors["positions"] = positions
+    numbers = {id(row): number for number, row in enumerate(rows)}
+    waiting = [0 if row.waiting is None else row.waiting[0].counts[0] for row in rows]
+    return tensors, {
+        "rows": [[list(segment.keys.counts) for segment in row.segments] for row in rows],
+        "waiting": [row.waits for row in rows],
+        "block": max(waiting),
+        "bits": [list(row.bits) for row in rows],
+        "stored": sequences[0].length,
+        "sequences": [numbers[id(row)] for row in sequences],
+    }
+
+
+@dataclass(frozen=True)
+class RowCheck:
+    """What the rows of one layer must fit.
+
+    Attributes
+    ----------
+    require : callable
+    heads, width, depth : int
+        Number of KV heads, and widths of keys and of values.
+    dtype : torch.dtype
+        Of tokens that are dense.
+    own_bases : bool
+        Whether rows have their own bases.
+    trellis : bool
+        Whether codes are those of a trellis.
+    """
+
+    require: Require
+    heads: int
+    width: int
+    depth: int
+    dtype: torch.dtype
+    own_bases: bool
+    trellis: bool
+
+    def rows(self, said: Mapping[str, Any], found: Mapping[str, Tensor], batch: int) -> tuple[CodedRow, ...]:
+        """Return the row of each sequence.
+
+        Parameters
+        ----------
+        said : mapping
+            Has `CODED_FIELDS`.
+        found : mapping
+            The tensors whose names begin with ``rows.``.
+        batch : int
+            Number of sequences. Perhaps none has codes: beams may have left only rows that were too short.
+        """
+        counts, waiting, block, bits, stored, sequences = (said[name] for name in CODED_FIELDS)
+        self.require(
+            isinstance(counts, list) and all(isinstance(row, list) and all(map(_is_counts, row)) for row in counts),
+            f"rows={counts!r} are not lists of the numbers of tokens in each class of each segment",
+        )
+        self.require(_at_least(block, 0), f"block={block!r} is not a number of tokens")
+        fits = isinstance(waiting, list) and len(waiting) == len(counts)
+        self.require(
+            fits and all(_at_least(each, 0) and (each == 0 or (block and each % block == 0)) for each in waiting),
+            f"waiting={waiting!r} are not the numbers of waiting tokens of {len(counts)} rows, in blocks of {block}",
+        )
+        together = {each for each, segments in zip(waiting, counts, strict=True) if segments}
+        self.require(len(together) <= 1, f"waiting={waiting!r} differ, and rows grow together")
+        fits = isinstance(bits, list) and len(bits) == len(counts) and all(_is_bits(each) for each in bits)
+        self.require(fits, f"bits={bits!r} are not the bits of keys and values of {len(counts)} rows")
+        self.require(_at_least(stored, 1), f"stored={stored!r} is not a number of tokens")
+        used = list(range(len(counts)))
+        fits = isinstance(sequences, list) and all(_at_least(each, 0) for each in sequences)
+        self.require(
+            fits and len(sequences) == batch and sorted(set(sequences)) == used,
+            f"sequences={sequences!r} are not the numbers of rows 0 to {len(counts) - 1} for {batch} sequences",
+        )
+        names = {number: f"rows.{number}." for number in used}
+        parts = {number: _under(start, found) for number, start in names.items()}
+        left = sorted(set(found) - {names[n] + name for n in used for name in parts[n]})
+        self.require(not left, f"it has tensors that do not belong: {', '.join(left)}")
+        rows = [
+            self._row(
+                f"row {number}",
+                parts[number],
+                _Row(counts[number], waiting[number], block, tuple(bits[number])),
+                stored,
+            )
+            for number in used
+        ]
+        return tuple(rows[number] for number in sequences)
+
+    def _row(self, where: str, parts: dict[str, Tensor], said: _Row, stored: int) -> CodedRow:
+        self.require(bool(said.segments) or not said.waiting, f"{where} has waiting tokens behind none that are coded")
+        own = _OWN_BASES if self.own_bases and said.segments else ()
+        wanted = {*_SINKS, *own}
+        for number, counts in enumerate(said.segments):
+            wanted |= {f"segments.{number}.{name}" for name in ("classes", *_names_of_codes(len(counts)))}
+        if said.waiting:
+            wanted |= {f"waiting.{name}" for name in _names_of_codes(1)}
+        lost, more = sorted(wanted - set(parts)), sorted(set(parts) - wanted - {"present"})
+        self.require(not lost, f"{where} lacks tensors: {', '.join(lost)}")
+        self.require(not more, f"{where} has tensors that do not belong: {', '.join(more)}")
+        for name, width in zip(_SINKS, (self.width, self.depth), strict=True):
+            self._shaped(f"{where}.{name}", parts[name], self.dtype, (self.heads, None, width))
+        sinks = parts["sink_keys"].shape[1]
+        self.require(parts["sink_values"].shape[1] == sinks, f"{where} differs in its sink tokens of keys and values")
+        segments = tuple(
+            self._segment(f"{where}.segments.{number}", _under(f"segments.{number}.", parts), counts)
+            for number, counts in enumerate(said.segments)
+        )
+        waiting = None
+        if said.waiting:
+            heads = self.heads * (said.waiting // said.block)
+            keys, values = self._both(f"{where}.waiting", _under("waiting.", parts), (said.block,), heads)
+            waiting = keys, values
+        self._bases(where, {name: parts[name] for name in own})
+        plain = {name: tensor for name, tensor in parts.items() if "." not in name}
+        row = CodedRow(segments, waiting, length=stored, bits=said.bits, **plain)
+        if row.present is not None:
+            self._shaped(f"{where}.present", row.present, torch.uint8, (_bytes(stored),))
+        here = stored if row.present is None else int(unpack_bits(row.present, stored).sum())
+        self.require(
+            here == sinks + row.tokens, f"{where} has {sinks} sink tokens and {row.tokens} coded ones for {here} places"
+        )
+        return row
+
+    def _segment(self, where: str, parts: dict[str, Tensor], counts: Sequence[int]) -> Segment:
+        keys, values = self._both(where, parts, counts, self.heads)
+        classes = parts["classes"]
+        self._shaped(f"{where}.classes", classes, torch.uint8, (CLASS_BITS, self.heads, _bytes(sum(counts))))
+        planes = unpack_bits(classes, sum(counts)).long()
+        of_token = planes[0] | planes[1] << 1
+        same = all(bool(((of_token == number).sum(-1) == count).all()) for number, count in enumerate(counts))
+        self.require(same, f"{where}.classes do not have {', '.join(map(str, counts))} tokens in every head")
+        return Segment(keys, values, classes)
+
+    def _both(self, where: str, parts: dict[str, Tensor], counts: Sequence[int], heads: int) -> tuple[Codes, Codes]:
+        keys, values = (
+            self._codes(f"{where}.{kind}", _under(f"{kind}.", parts), counts, heads, width)
+            for kind, width in (("keys", self.width), ("values", self.depth))
+        )
+        return keys, values
+
+    def _codes(self, where: str, parts: dict[str, Tensor], counts: Sequence[int], heads: int, width: int) -> Codes:
+        places = heads * len(counts) * width
+        self._shaped(f"{where}.levels", parts["levels"], torch.uint8, (LEVEL_BITS, _bytes(places)))
+        self._shaped(f"{where}.means", parts["means"], torch.float16, (heads, width))
+        self._shaped(f"{where}.unit", parts["unit"], torch.float32, (heads,))
+        codes = Codes.of(parts, counts, self.trellis)
+        widths = codes.widths()
+        self._shaped(f"{where}.scales", codes.scales, torch.float16, (int((widths > 0).sum()),))
+        for number, count in enumerate(counts):
+            shape = (int(widths[number].sum()), _bytes(count))
+            self._shaped(f"{where}.planes{number}", codes.planes[number], torch.uint8, shape)
+        self.require(bool((codes.scales >= 0).all()), f"{where}.scales are not all positive or zero")
+        mantissa = torch.frexp(codes.unit)[0]
+        powers = bool(((mantissa == 0.5) & (codes.unit > 0)).all())  # not true of inf and NaN
+        self.require(powers, f"{where}.unit is not made of powers of two")
+        largest = codes.scales.float().amax() if len(codes.scales) else codes.unit.new_zeros(())
+        reach = (codes.means.float().abs().amax(1) + largest * float(codes.book.max())) * codes.unit
+        self.require(bool(reach.isfinite().all()), f"{where} has means, scales or units that are not finite")
+        return codes
+
+    def _bases(self, where: str, own: Mapping[str, Tensor]) -> None:
+        for (name, decode), width in zip(own.items(), (self.width, self.depth), strict=False):
+            self._shaped(f"{where}.{name}", decode, torch.float16, (self.heads, width, width))
+            usable = bool(decode.isfinite().all())
+            if usable:
+                try:
+                    usable = bool(inverse(decode).isfinite().all())
+                except RuntimeError:  # LinAlgError
+                    usable = False
+            self.require(usable, f"{where}.{name} has no finite inverse")
+
+    def _shaped(self, name: str, tensor: Tensor, dtype: torch.dtype, shape: Sequence[int | None]) -> None:
+        """Check type and sizes; None stands for any size."""
+        same = tensor.dim() == len(shape) and all(
+            want in (None, have) for want, have in zip(shape, tensor.shape, strict=True)
+        )
+        expected = f"{dtype} ({', '.join('any' if size is None else str(size) for size in shape)})"
+        self.require(same and tensor.dtype == dtype, f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not {expected}")
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What the metadata say of a row: tokens of each class of each segment, waiting tokens and their blocks, bits."""
+
+    segments: Sequence[Sequence[int]]
+    waiting: int
+    block: int
+    bits: tuple[float, float]
+
+
+def _names_of_codes(classes: int) -> list[str]:
+    names = [*_OF_CODES, *(f"planes{number}" for number in range(classes))]
+    return [f"{kind}.{name}" for kind in ("keys", "values") for name in names]
+
+
+def _under(start: str, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(start): tensor for name, tensor in found.items() if name.startswith(start)}
+
+
+def _bytes(bits: int) -> int:
+    return -(-bits // PER_BYTE)
+
+
+def _is_counts(value: Any) -> bool:
+    return isinstance(value, list) and 0 < len(value) <= len(FRACTIONS) and all(_at_least(each, 1) for each in value)
+
+
+def _is_bits(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(type(each) in (int, float) and 0 <= each <= MAX_BITS for each in value)
+    )
+
+
+def _at_least(value: Any, least: int) -> bool:
+    return type(value) is int and value >= least

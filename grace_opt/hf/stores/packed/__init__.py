@@ -1,0 +1,1 @@
+"""Numbers in a few bits each, packed by optimum-quanto or hqq."""

@@ -1,0 +1,1 @@
+"""Kernels that read and write caches: one folder per operation."""

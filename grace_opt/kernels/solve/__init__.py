@@ -1,0 +1,1 @@
+"""Kernels of the solvers and bounds: one folder per operation."""

@@ -1,0 +1,12 @@
+"""Tabu search with memetic restarts. Compiled for the CPU only; callers import `cpu` where they use it."""
+
+from __future__ import annotations
+
+from ..._shared.operation import Compiled, Operation, trial_of
+
+OPERATION = Operation(
+    "tabu",
+    "the search of tabu",
+    reference=False,
+    cpu=Compiled("always", trial_of(__name__, "cpu")),
+)
