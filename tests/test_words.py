@@ -25,8 +25,7 @@ def pages() -> Iterator[Path]:
     yield from (
         path for path in (ROOT / "docs").rglob("*.md") if not {"results", "_build", "gallery"} & set(path.parts)
     )
-    for room in ("_util", "cli", "problem"):
-        yield from (ROOT / "grace_opt" / room).rglob("*.py")
+    yield from (path for folder in ("grace_opt", "solvers") for path in (ROOT / folder).rglob("*.py"))
 
 
 def test_the_glossary_has_few_terms_and_each_is_used() -> None:

@@ -190,7 +190,7 @@ class Problem:
         return replace(self, weights=DenseWeights(self.weights.dense(wanted_by)))
 
     def as_matrix(self, name: str) -> Problem:
-        """The same problem with W as a tensor, for the bound of this name, which holds for W as it is.
+        """Return the same problem with W as a tensor, for the bound of this name, which holds for W as it is.
 
         Raises
         ------

@@ -101,7 +101,7 @@ def check_contents(contents: Contents) -> None:
         ):
             _check_basis(f"layer {layer}, {kind}", basis, rates, len(prices))
         heads = contents.keys[layer].energy.shape[0], contents.values[layer].energy.shape[0]
-        # Not compared to the configuration, whose num_key_value_heads some models do not heed (GPT-NeoX, GPTBigCode).
+        # Not compared to the configuration, whose num_key_value_heads some models ignore (GPT-NeoX, GPTBigCode).
         if heads[0] != heads[1]:
             raise CalibrationError(f"layer {layer}: {heads[0]} heads of keys, but {heads[1]} of values.")
 

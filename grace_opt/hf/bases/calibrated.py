@@ -98,8 +98,8 @@ class CalibratedBasis:
             where the mean rises, and none is above 8 unless the mean is.
         """
         found = []
-        asked = ("key_bits", key_bits, self.key_rates), ("value_bits", value_bits, self.value_rates)
-        for name, wanted, curves in asked:
+        requested = ("key_bits", key_bits, self.key_rates), ("value_bits", value_bits, self.value_rates)
+        for name, wanted, curves in requested:
             mean = number(name, wanted, at_least=0, at_most=16)
             heads = [len(each) for each in curves.values()]
             weights = None

@@ -227,13 +227,13 @@ def attention_moments(
     if whole is not None:
         sampled = ~whole & (weights > 0)
         turn = sampled & (sampled.cumsum(0) % group == torch.arange(group, device=whole.device)[:, None])
-        asked = torch.nonzero((whole | turn).flatten())[:, 0]
-        share = torch.where(whole.repeat(group), share, share * group)[asked]
+        asking = torch.nonzero((whole | turn).flatten())[:, 0]
+        share = torch.where(whole.repeat(group), share, share * group)[asking]
         if keys.device.type == "cpu":
             # Head by head: that copies whole queries, and not single numbers.
-            grouped = torch.stack([each.index_select(0, asked) for each in grouped])
+            grouped = torch.stack([each.index_select(0, asking) for each in grouped])
         else:
-            grouped = grouped.index_select(1, to_device(asked, keys.device))
+            grouped = grouped.index_select(1, to_device(asking, keys.device))
     # On the CPU, logits, probabilities and their squares take less than the keys do.
     most = min(keys.numel() // KEYS_PER_WEIGHT, MAX_WEIGHTS) if keys.device.type == "cpu" else MAX_WEIGHTS_ELSEWHERE
     return attention_received(grouped, to_device(share, keys.device), keys, scaling, softcap, most)

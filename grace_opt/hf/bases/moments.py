@@ -62,9 +62,9 @@ class LayerMoments:
         """Add one text: a call of the layer's attention, of a batch of one and without padding."""
         queries, keys, values = call.query[0], call.key[0], call.value[0]
         heads, length = keys.shape[:2]
-        asked = (_precise(queries) * call.scaling).reshape(heads, -1, queries.shape[-1])
-        self.queries = self.queries + self._checked("queries", asked.mT @ asked)
-        self.queried += asked.shape[1]
+        scaled = (_precise(queries) * call.scaling).reshape(heads, -1, queries.shape[-1])
+        self.queries = self.queries + self._checked("queries", scaled.mT @ scaled)
+        self.queried += scaled.shape[1]
         if self.metric is None:
             self.metric = value_metric(call.module, heads, call.output)
         # Sinks may be of another size; of the others, some show the mean.

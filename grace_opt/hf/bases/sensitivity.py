@@ -1,4 +1,4 @@
-"""How much the model's output minds errors in the keys and values of each head: Fisher information, by gradients.
+"""How sensitive the model's output is to errors in the keys and values of each head: Fisher information, by gradients.
 
 What an error costs locally (`grace_opt.hf.bases.moments`) compares the channels of a head, but layers and heads poorly:
 some change the next token far more than others. Here the prompt's keys and values are leaves of a graph, and next
@@ -89,8 +89,8 @@ def information(
             logits = getattr(model(fed, past_key_values=cache, use_cache=True, **where), "logits", None)
             if logits is None:
                 raise GradientError(
-                    f"{type(model).__name__} has no language-model head, so it is not known how much its output minds "
-                    "errors in each head; give the whole model, write calibrate.basis(..., end_to_end=False), "
+                    f"{type(model).__name__} has no language-model head, so its sensitivity to errors in each head is not "
+                    "known; give the whole model, write calibrate.basis(..., end_to_end=False), "
                     "or on the command line --no-end-to-end"
                 )
             logits = logits[0].float()
@@ -107,8 +107,8 @@ def information(
             found = torch.autograd.grad(likelihood, leaves)
     except RuntimeError as error:
         raise GradientError(
-            f"{type(model).__name__} gives no gradients ({str(error).splitlines()[0]}), so it is not known how much "
-            "its output minds errors in each head; write calibrate.basis(..., end_to_end=False), or on the command "
+            f"{type(model).__name__} gives no gradients ({str(error).splitlines()[0]}), so its sensitivity "
+            "to errors in each head is not known; write calibrate.basis(..., end_to_end=False), or on the command "
             "line --no-end-to-end"
         ) from error
     inner = [each[0, :, SINKS : length - WINDOW].cpu().double() for each in found]

@@ -134,7 +134,7 @@ class CompressedCache(Cache):
         _check_offloading(offloading)
         prompt_length = integer("prompt_length", prompt_length, at_least=1, optional=True)  # before a basis is made
         given = by_name(setting, ratio, settings)
-        asked = config is not None or any(given.get(name) is not None for name in BUDGETS)
+        requested = config is not None or any(given.get(name) is not None for name in BUDGETS)
         self.config = settings_of(config, given, {"provider": provider, "masks": masks, "store": store}, model)
         self.config.check_installed()
         layers: list[Any] = list(DynamicCache(config=text).layers)
@@ -143,7 +143,9 @@ class CompressedCache(Cache):
         self.config.check_eviction(self.prunable_layers, len(layers), self._known_model)
         self._stored_by = None if store is None else name_of(store)
         self.maker = store or (CHANNELS if self.config.bits is None else CODED)
-        self.budget = None if self.config.bits is None else self._budget(self.config.bits, model, len(layers), asked)
+        self.budget = (
+            None if self.config.bits is None else self._budget(self.config.bits, model, len(layers), requested)
+        )
         chunk_size = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
         for index, source in self._sources(len(layers), provider, masks).items():
             # The last one: where an eviction leaves layers different numbers of tokens, that has the fewest.
@@ -182,12 +184,12 @@ class CompressedCache(Cache):
         self._model = weakref.ref(model) if isinstance(model, PreTrainedModel) else None
         self._adapters = adapters_of(model) if isinstance(model, PreTrainedModel) else None
 
-    def _budget(self, bits: Bits, model: PreTrainedModel | PreTrainedConfig, count: int, asked: bool) -> BitBudget:
+    def _budget(self, bits: Bits, model: PreTrainedModel | PreTrainedConfig, count: int, requested: bool) -> BitBudget:
         """Return the budget of bits; if nobody asked for bits, an error says what does without them."""
         try:
             return budget_of(bits, model, self._shape, self.prunable_layers, count)
         except GraceError as error:
-            if asked:
+            if requested:
                 raise
             raise type(error)(
                 f"{str(error).rstrip('.')}. (That is for bits={DEFAULT_BITS:g}, the default; a cache that drops "

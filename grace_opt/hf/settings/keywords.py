@@ -55,10 +55,10 @@ _IGNORED_BY_BITS = (*_BESIDE_BITS[:-1], "quantize", "fused", "seed", "observatio
 
 def check_given(given: Mapping[str, Any]) -> None:
     """Refuse keywords that would be ignored, also at their default values; None is none."""
-    asked = [name for name in BUDGETS if given.get(name) is not None]
+    requested = [name for name in BUDGETS if given.get(name) is not None]
     ignored = [name for name in _IGNORED_BY_BITS if given.get(name) is not None]
-    if asked and ignored:
-        raise contradiction(asked[0], ignored)
+    if requested and ignored:
+        raise contradiction(requested[0], ignored)
     scores = getattr(given.get("read"), "by", given.get("read")) == CHANNELS
     chooses = [name for name in _CHOOSES if given.get(name) is not None]
     if chooses and not (scores or _drops(given) or given.get("channels") is not None):
@@ -84,8 +84,8 @@ def bits_of(given: Mapping[str, Any], smaller: bool) -> Bits | None:
         _check_alone("Bits", parts)
         return made
     parts |= {} if made is None else {"bits": made}
-    asked = any(name in parts for name in BUDGETS)
-    if not asked and (smaller or _drops(given)):
+    requested = any(name in parts for name in BUDGETS)
+    if not requested and (smaller or _drops(given)):
         if check_basis(parts.pop("basis", CALIBRATED)) != CALIBRATED:
             parts["basis"] = given["basis"]
         if "trellis" in parts:
@@ -93,7 +93,7 @@ def bits_of(given: Mapping[str, Any], smaller: bool) -> Bits | None:
         for name, value in parts.items():
             raise OptionError(f"{name}={value!r} is for bits=: write bits={DEFAULT_BITS} as well, or leave {name} out")
         return None
-    if not asked and given.get("fused") is False:
+    if not requested and given.get("fused") is False:
         raise OptionError(
             f"fused=False: write ratio={DEFAULT_RATIO} as well, or evict= or quantize=. Alone it would be with "
             f"bits={DEFAULT_BITS}, the default, whose codes no attention but ours can read"

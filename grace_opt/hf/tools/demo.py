@@ -199,14 +199,14 @@ def run_demo(
     read = ids_of(prompt.context, special=True)
     rng = random.Random(f"later {seed}")
     later = ids_of("".join(f" {filler(rng)}" for _ in range(LATER_SENTENCES)))[:, :LATER_TOKENS]
-    asked = [(ids_of(" " + question(city)), ids_of(" " + answer)) for city, answer in prompt.passwords]
+    questions = [(ids_of(" " + question(city)), ids_of(" " + answer)) for city, answer in prompt.passwords]
     with attention_implementation(model, "grace_sdpa"), torch.no_grad():
         probe = CompressedCache(model.config, ratio=0.0, protect=(0.0, 0.0))
         captured = [c for _, c in sorted(capture_attention(model, read, layers=probe.prunable_layers).items())]
         W = _interactions(captured)
         solvers = [row for each in ratios for row in _solved(captured, W, each)]
         advance("interaction matrices")
-        run = _Run(model, read, later, asked)
+        run = _Run(model, read, later, questions)
         rows = [run.dense()]
         advance(DENSE)
         if basis is None and (bits or (config is not None and config.bits is not None)):
@@ -230,7 +230,7 @@ def run_demo(
         depth=depth,
         question=f"What is the password of {prompt.city}?",
         answer=prompt.answer,
-        questions=len(asked),
+        questions=len(questions),
         layers=list(probe.prunable_layers),
         kv_heads=W.shape[1],
         head_dim=W.shape[-1],
@@ -266,7 +266,7 @@ class _Run:
     model: PreTrainedModel
     read: Tensor  #: Tokens of the text, which fill a cache.
     later: Tensor  #: Tokens with which it goes on.
-    asked: list[tuple[Tensor, Tensor]]  #: Questions that may come instead, and their answers.
+    questions: list[tuple[Tensor, Tensor]]  #: Questions that may come instead, and their answers.
     reference: Tensor | None = None
     dense_bytes: int = 0
 
@@ -293,4 +293,4 @@ class _Run:
         return cache
 
     def _right(self, cache: Any) -> int:
-        return sum(ask(self.model, cache, question, answer).exact for question, answer in self.asked)
+        return sum(ask(self.model, cache, question, answer).exact for question, answer in self.questions)

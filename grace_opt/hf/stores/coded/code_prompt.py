@@ -48,7 +48,7 @@ class _Row:
     values: Tensor
     every: Tensor  # (H, old + recent, d): the prompt's keys
     old: int
-    asked: ObservedQueries
+    observed: ObservedQueries
     present: Tensor | None  # (places,) bool, on the CPU
 
     @property
@@ -120,7 +120,7 @@ def code_prompt(
         found = budget.bases(plan.index, heads, rank())
         return None if found is None else (found[0].to(keys.device), found[1].to(keys.device))
 
-    # Of other layers it is foretold; this one's rows are there to be counted.
+    # Of other layers it is predicted; this one's rows are there to be counted.
     own = 0 if len(places) == 1 else budget.layers.index(plan.index)
 
     def ready(number: int) -> _Ready | _Row:
@@ -269,14 +269,16 @@ def _ready(
         return None
     found = bases()
     shares = budget.head_bits(plan.index, heads, rank(), mean, tokens if len(tokens) > 1 else None)
-    asked = row.asked
-    first, second = attention_moments(asked.queries, asked.weights, row.seen, over.scaling, over.softcap, asked.whole)
+    observed = row.observed
+    first, second = attention_moments(
+        observed.queries, observed.weights, row.seen, over.scaling, over.softcap, observed.whole
+    )
     inner = slice(sinks, sinks + coded)
     first, weights = first[:, inner], token_weights(first[:, inner], second[:, inner])
     classes = class_of_tokens(first, sizes)
     order = classes.argsort(dim=-1, stable=True)
-    spread = to_device(torch.nonzero(asked.spread)[:, 0], asked.queries.device)
-    moment = _moment(asked.queries[:, spread].reshape(heads, -1, width))
+    spread = to_device(torch.nonzero(observed.spread)[:, 0], observed.queries.device)
+    moment = _moment(observed.queries[:, spread].reshape(heads, -1, width))
     decodes: list[Tensor | None] = []
     stored = []
     for number, tensor in enumerate((row.keys[:, sinks:], row.values[:, sinks:])):

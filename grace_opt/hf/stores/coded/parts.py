@@ -72,8 +72,8 @@ class CodedParts(Store, ABC):
     def __post_init__(self) -> None:
         object.__setattr__(self, "coded", max((row.tokens for row in self.rows), default=0))
         object.__setattr__(self, "waiting", max((row.waits for row in self.rows), default=0))
-        woven = any(segment.keys.trellis for row in self.rows for segment in row.segments)
-        object.__setattr__(self, "trellis", woven)
+        trellis = any(segment.keys.trellis for row in self.rows for segment in row.segments)
+        object.__setattr__(self, "trellis", trellis)
 
     @property
     def stored(self) -> int:

@@ -95,7 +95,7 @@ def _gates(
     deadline: float,
     advance: Callable[[], None],
 ) -> tuple[Tensor, int]:
-    """Lower gates from 1 where the output minds least, until each head has `share` open."""
+    """Lower gates from 1 where the output is least sensitive, until each head has `share` open."""
     heads, d = sample.keys.shape[1], sample.keys.shape[-1]
     gates = torch.ones(heads, d, dtype=torch.float32, device=sample.keys.device, requires_grad=True)
     price = torch.full((heads,), PRICE, dtype=torch.float32, device=gates.device)
