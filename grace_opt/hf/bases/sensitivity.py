@@ -89,8 +89,8 @@ def information(
             logits = getattr(model(fed, past_key_values=cache, use_cache=True, **where), "logits", None)
             if logits is None:
                 raise GradientError(
-                    f"{type(model).__name__} has no language-model head, so its sensitivity to errors in each head is not "
-                    "known; give the whole model, write calibrate.basis(..., end_to_end=False), "
+                    f"{type(model).__name__} has no language-model head, so its sensitivity to errors in each head is "
+                    "not known; give the whole model, write calibrate.basis(..., end_to_end=False), "
                     "or on the command line --no-end-to-end"
                 )
             logits = logits[0].float()
