@@ -483,7 +483,7 @@ def test_commands_that_moved_say_their_new_name(run, old, new):
 
 
 def test_bases_are_listed_with_and_without_the_name_of_their_command(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_ASSETS_CACHE", str(tmp_path))
+    monkeypatch.setattr("grace_opt.hf.bases.basis_folder.cached_assets_path", lambda *names: tmp_path)
     for given in (("--list",), ("--clear",)):
         plain, named = run("calibrate", *given), run("calibrate", "basis", *given)
         assert plain.exit_code == named.exit_code == 0

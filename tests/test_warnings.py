@@ -118,14 +118,14 @@ def weights_that_change_inside_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
         model.generate(**few(150))  # here
 
 
-@of("hf/engine/layer.py:_announce_short")
+@of("hf/engine/layer.py:_announce")
 def a_prompt_too_short_for_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     model = pocket()[0]
     with attach(model, bits=2, basis=POCKET_BASIS):
         model.generate(**few(50))  # here
 
 
-@of("hf/engine/layer.py:_announce_short")
+@of("hf/engine/layer.py:_announce")
 def a_prompt_too_short_in_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = pocket()
     pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
@@ -133,14 +133,14 @@ def a_prompt_too_short_in_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
         pipe("the quiet river", max_new_tokens=1)  # here
 
 
-@of("hf/engine/layer.py:_announce_short")
+@of("hf/engine/layer.py:_announce")
 def a_prompt_too_short_within_other_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     model = pocket()[0]
     with attach(model, ratio=0.3):
         torch.no_grad()(functools.partial(model.generate, **few(20)))()  # here
 
 
-@of("hf/engine/layer.py:_announce_short_rows")
+@of("hf/engine/layer.py:_announce")
 def a_row_too_short_for_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     model = pocket()[0]
     given = few(150)

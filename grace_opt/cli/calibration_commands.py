@@ -18,7 +18,7 @@ from .model_files import check_tensor_file, load, read_text
 from .tables import print_bases, print_basis, print_layers
 
 group = typer.Typer(
-    help="Measure a model once: a basis for bits, or budgets of layers and heads.",
+    help="Measure a model once: a basis, or budgets.",
     rich_markup_mode=None,
     no_args_is_help=True,
     add_completion=False,
@@ -58,7 +58,7 @@ def basis(
         int | None, typer.Option(min=1, help="Number of first tokens of each text that are used; default: 1024.")
     ] = None,
     end_to_end: Annotated[
-        bool, typer.Option(help="Share bits among heads by how much the next tokens mind; takes gradients.")
+        bool, typer.Option(help="Share bits among heads by how sensitive the next tokens are; takes gradients.")
     ] = True,
     show: Annotated[
         bool, typer.Option("--list", help="List the folder of bases: models, days, sizes, last uses. With MODEL, its.")

@@ -198,7 +198,7 @@ def tune(
 
 
 def lm_eval(context: typer.Context) -> None:
-    """Run lm-evaluation-harness with prompts read into smaller caches.
+    """Run lm-evaluation-harness on prompts in smaller caches.
 
     All arguments are the harness's own, but for --model, which is ours. Settings of the cache go into its --model_args,
     with the names of attach: bits, ratio, method, evict, quantize, and others. Results carry bytes and bits, and say

@@ -164,3 +164,21 @@ def test_copies_are_equal_and_one_thing_can_be_changed(setting):
     changed = dataclasses.replace(config, recent_window=8)
     assert dataclasses.replace(changed, recent_window=32) == config != changed
     assert hash(config) == hash(copy.copy(config))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        (
+            Channels(0.3),
+            Quantize(4),
+            r"Channels\(\.\.\.\) and Quantize\(\.\.\.\) both come first, .*: write quantize=Quantize",
+        ),
+        (Bits(2.25), SnapKV(0.5), "write evict=SnapKV"),
+        (Bits(2.25), Channels(0.3), "write channels=Channels"),
+    ],
+    ids=str,
+)
+def test_a_second_setting_needs_its_name(first, second, says):
+    with pytest.raises(OptionError, match=says):
+        CacheConfig(first, second)

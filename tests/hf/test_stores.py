@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import CompressedCache, attach
+from grace_opt.hf import CacheConfig, CompressedCache, attach
 from grace_opt.hf.stores.counting import tensors_in
 from grace_opt.hf.stores.maker import TensorStore
 from grace_opt.testing import check_store
@@ -120,7 +120,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("store", "says"),
         [
-            (3, r"store=3 makes no stores: it has no of_prompt, .*; write the class, a subclass of .*TensorStore"),
+            (3, r"store=3 makes no stores; write a class, a subclass of .*TensorStore, as docs/howto"),
             (TensorStore, r"lacks dense, extended, of_tokens, stored, which every store has"),
             (HalfTokens(1, torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1)), "makes no stores, as it is one"),
         ],
@@ -133,6 +133,21 @@ class TestBadInput:
     def test_two_ways_to_hold_tokens(self, given, tiny):
         with pytest.raises(OptionError, match="leave out"):
             CompressedCache(tiny(), store=HalfTokens, **given)
+
+    def test_bits_of_a_config_are_no_wish(self, tiny):
+        with pytest.raises(OptionError, match=r"store= holds the tokens in its own way, and bits= in another"):
+            CompressedCache(tiny(), config=CacheConfig(tail_block=64), store=HalfTokens)
+
+    def test_a_store_of_nothing(self, tiny, prompt):
+        class Nothing(HalfTokens):
+            @classmethod
+            def of_tokens(cls, plan, old):
+                return None
+
+        model = tiny()
+        model.set_attn_implementation("grace_sdpa")
+        with torch.no_grad(), pytest.raises(CacheError, match=r"Nothing\.of_tokens\(\) returned NoneType"):
+            model(prompt, past_key_values=CompressedCache(model, store=Nothing, **SMALL))
 
     def test_a_file_of_another_store(self, tiny, prompt, tmp_path):
         model = tiny()

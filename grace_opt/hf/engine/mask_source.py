@@ -76,7 +76,13 @@ def settings_of(
         raise OptionError(f"{chosen[0]}= already decides which channels go; leave out {' and '.join(chosen[1:])}")
     if not chosen:
         return CacheConfig.of(given) if config is None else config
-    if any(given.get(name) is not None for name in BUDGETS) or (config is not None and config.bits is not None):
+    coded = any(given.get(name) is not None for name in BUDGETS) or (config is not None and config.bits is not None)
+    if coded and chosen == ["store"]:
+        raise OptionError(
+            "store= holds the tokens in its own way, and bits= in another; leave out one (bits=2.25 is the default of a "
+            "CacheConfig: ratio=0.0 leaves the tokens to the store)"
+        )
+    if coded:
         raise OptionError(
             f"{chosen[0]}= chooses which channels go, and bits= gives all of them their number of bits; leave out one "
             "(bits=2.25 is the default of a CacheConfig: ratio=0.0 leaves the channels to others)"

@@ -392,6 +392,12 @@ def by_name(
         raise OptionError("a CacheConfig has all settings: write config=, and no others")
     given: Any = setting  # it may be the class itself, of which the check says more
     kinds = {"channels": Channels, "bits": Bits, "quantize": Quantize, "read": TopTokens, "evict": TokenEviction}
+    for name, kind in kinds.items():
+        if isinstance(ratio, kind):
+            raise OptionError(
+                f"{type(setting).__name__}(...) and {type(ratio).__name__}(...) both come first, and only one can: write "
+                f"{name}={type(ratio).__name__}(...)"
+            )
     found = (name for name, kind in kinds.items() if isinstance(setting, kind) or given is kind)
     first = {next(found, "method"): setting, "ratio": ratio}
     first = {name: value for name, value in first.items() if value is not None}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..._util.parameters import shown
-from ...errors import OptionError
+from ...errors import CacheError, OptionError
 from ..models.observation import Observation
 from .old_tokens import OldTokens, tokens_kept
 from .packed.tokens import StoredTensor
@@ -50,9 +50,8 @@ def check_maker(maker: Any) -> None:
     lacks = [name for name in vars(StoreMaker) if not name.startswith("_") and not callable(getattr(maker, name, None))]
     if isinstance(maker, Store) or lacks:
         raise OptionError(
-            f"store={shown(maker)} makes no stores"
-            f"{': it has no ' + ', '.join(lacks) if lacks else ', as it is one'}; write the class, a subclass of "
-            "grace_opt.hf.stores.maker.TensorStore"
+            f"store={shown(maker)} makes no stores{'' if lacks else ', as it is one'}; write a class, a subclass of "
+            "grace_opt.hf.stores.maker.TensorStore, as docs/howto/add_a_store.md does"
         )
     if missing := sorted(getattr(maker, "__abstractmethods__", ())):
         raise OptionError(f"store={shown(maker)} lacks {', '.join(missing)}, which every store has")
@@ -88,7 +87,10 @@ class TensorStore(Store):
         if over.length <= recent + sinks:
             return None
         count = tokens_kept(plan, plan.index, over.length)
-        return cls.of_tokens(plan, OldTokens.of(plan, over, keys, values, recent, count))
+        made = cls.of_tokens(plan, OldTokens.of(plan, over, keys, values, recent, count))
+        if not isinstance(made, Store):
+            raise CacheError(f"{cls.__name__}.of_tokens() returned {type(made).__name__}, and no store")
+        return made
 
     @classmethod
     @abstractmethod
