@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import NoReturn
 
 from ..errors import MovedNameError, OptionError
@@ -33,5 +34,29 @@ def refuse_moved(module: str, names: Mapping[str, str]) -> Callable[[str], NoRet
                 raise OptionError(says)  # `from module import name` would not show the words of an AttributeError
             raise MovedNameError(says)
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return attribute
+
+
+def refuse_modules(moved: Mapping[str, str]) -> None:
+    """Put a stand-in for each module that moved where imports look; whatever is read of it says the new name.
+
+    Examples
+    --------
+    >>> refuse_modules({"grace_opt.gone": "grace_opt.here"})
+    >>> from grace_opt.gone import anything
+    Traceback (most recent call last):
+    grace_opt.errors.OptionError: grace_opt.gone has moved: write grace_opt.here.
+    """
+    for old, new in moved.items():
+        module = sys.modules[old] = ModuleType(old)
+        module.__getattr__ = _of_moved(old, new)  # type: ignore[method-assign]
+
+
+def _of_moved(old: str, new: str) -> Callable[[str], NoReturn]:
+    def attribute(name: str) -> NoReturn:
+        if name.startswith("__"):  # Python and its tools ask
+            raise AttributeError(name)
+        raise OptionError(f"{old} has moved: write {new}.")
 
     return attribute

@@ -28,7 +28,7 @@ from .models.compat import require_transformers
 
 require_transformers()
 
-from .._util.moved import refuse_moved  # noqa: E402
+from .._util.moved import refuse_modules, refuse_moved  # noqa: E402
 from . import calibrate  # noqa: E402
 from .bases.calibrated import CalibratedBasis  # noqa: E402
 from .engine.attach import Attached, attach  # noqa: E402
@@ -91,4 +91,11 @@ __getattr__ = refuse_moved(
         "calibrate_eviction": "grace_opt.hf.calibrate.budgets",
         "capture": "grace_opt.hf.capture_attention",
     },
+)
+refuse_modules(
+    {
+        f"{__name__}.{name}": f"{__name__}.tools.{name}"
+        for name in ("bits_press", "evaluation", "lm_eval", "needle", "press")
+    }
+    | {f"{__name__}.eviction": f"{__name__}.evict.eviction"}
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
+import sys
 
 import pytest
 
@@ -81,3 +83,11 @@ def test_too_many_by_position_are_named_too():
 )
 def test_checked_constructors_still_copy_pickle_and_compare(value):
     assert copy.deepcopy(value) == value == pickle.loads(pickle.dumps(value))  # noqa: S301
+
+
+@pytest.mark.parametrize("name", ["evaluation", "needle", "press", "bits_press", "lm_eval", "eviction"])
+def test_modules_that_moved_say_where_to(name):
+    new = f"grace_opt.hf.evict.{name}" if name == "eviction" else f"grace_opt.hf.tools.{name}"
+    with pytest.raises(OptionError, match=rf"grace_opt\.hf\.{name} has moved: write {re.escape(new)}\."):
+        exec(f"from grace_opt.hf.{name} import anything")
+    assert not hasattr(sys.modules[f"grace_opt.hf.{name}"], "__file__")

@@ -79,8 +79,8 @@ def settings_of(
     coded = any(given.get(name) is not None for name in BUDGETS) or (config is not None and config.bits is not None)
     if coded and chosen == ["store"]:
         raise OptionError(
-            "store= holds the tokens in its own way, and bits= in another; leave out one (bits=2.25 is the default of a "
-            "CacheConfig: ratio=0.0 leaves the tokens to the store)"
+            "store= holds the tokens in its own way, and bits= in another; leave out one (bits=2.25 is the default of "
+            "a CacheConfig: ratio=0.0 leaves the tokens to the store)"
         )
     if coded:
         raise OptionError(

@@ -395,8 +395,8 @@ def by_name(
     for name, kind in kinds.items():
         if isinstance(ratio, kind):
             raise OptionError(
-                f"{type(setting).__name__}(...) and {type(ratio).__name__}(...) both come first, and only one can: write "
-                f"{name}={type(ratio).__name__}(...)"
+                f"{type(setting).__name__}(...) and {type(ratio).__name__}(...) both come first, and only one can: "
+                f"write {name}={type(ratio).__name__}(...)"
             )
     found = (name for name, kind in kinds.items() if isinstance(setting, kind) or given is kind)
     first = {next(found, "method"): setting, "ratio": ratio}
