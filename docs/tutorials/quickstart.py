@@ -39,7 +39,8 @@ print(f"objective {sol.objective:.2f}, bound {sol.lower_bound:.2f}, gap {sol.gap
 # %%
 # ``status`` is ``OPTIMAL`` (proved, to 1e-9 relative, or where huge chosen weights cancel, to their rounding),
 # ``FEASIBLE`` (valid, but not proved optimal) or ``LIMIT`` (stopped early, by a time limit for example).
-# ``sol.verify()`` recomputes the objective from ``W``.
+# ``sol.verify()`` recomputes the objective from ``W``. ``sol.x`` (zeros and ones), ``sol.fun``, ``sol.success`` and
+# ``sol.message`` are what scipy's results call these.
 #
 # Which method?
 # -------------
