@@ -243,17 +243,8 @@ def _share(ratio: float, dense: int) -> str:
     return f"{ratio:.1%} of dense {dense:,}" if dense else ""
 
 
-def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> MemoryReport:
-    """Add up what the layers of a cache hold.
-
-    Parameters
-    ----------
-    pruned : iterable of PrunedKeyLayer
-        The prunable layers, at least one.
-    others : iterable of cache layers
-        The rest.
-    """
-    layers, rest = list(pruned), list(others)
+def _sizes(layers: Iterable[PrunedKeyLayer]) -> Counter[str]:
+    """Return the bytes of layers by kind, and numbers of elements."""
     sizes: Counter[str] = Counter()
     for layer in layers:
         if layer.compressed is not None:
@@ -267,6 +258,21 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
             sizes["dense values"] += tail.values[:, :, :1].nbytes * length if tail.length else 0
             width = layer.head_dim + tail.values.shape[-1]
             sizes["all elements"] += tail.keys.shape[:2].numel() * length * width
+    return sizes
+
+
+def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> MemoryReport:
+    """Add up what the layers of a cache hold.
+
+    Parameters
+    ----------
+    pruned : iterable of PrunedKeyLayer
+        The prunable layers, at least one.
+    others : iterable of cache layers
+        The rest.
+    """
+    layers, rest = list(pruned), list(others)
+    sizes = _sizes(layers)
     used = sum(sizes[name] for name in _PARTS)
     evicted = [layer.evicted_length for layer in layers]
     read = ReadReport(tuple(layer.tally.reading(layer.plan.index) for layer in layers))
