@@ -111,10 +111,10 @@ def measure_growth(
         once = divergence(dense[-WINDOW:], late)[0]
         return {"kl": divergence(dense, grown), "bits": bits, "exact": divergence(dense, exact), "at_once": once}
 
-    plain, coded_together = coded(trellis=False), coded()
+    plain, trellised = coded(trellis=False), coded()
     windows = {"recent_window": RECENT, "sink_tokens": SINKS, "tail_block": 64}
     grown, _ = fed(CompressedCache(model, **REFERENCES["int4"], **windows), prompt)
-    return {**plain, "trellis": coded_together, "int4": divergence(dense, grown)}
+    return {**plain, "trellis": trellised, "int4": divergence(dense, grown)}
 
 
 def _ends(texts: list[dict[str, Any]]) -> tuple[float, ...]:
@@ -126,16 +126,16 @@ def _ends(texts: list[dict[str, Any]]) -> tuple[float, ...]:
 def page(value: dict[str, Any]) -> Page:
     """What the page says of the numbers."""
     texts, count = value["texts"], len(value["texts"][0]["kl"])
-    coded_together = [one["trellis"] for one in texts]
-    (first, last, once), ends = _ends(coded_together), _ends(texts)
+    trellised = [one["trellis"] for one in texts]
+    (first, last, once), ends = _ends(trellised), _ends(texts)
     int4 = statistics.fmean(one["int4"][-1] for one in texts)
     bits = [each for one in texts for each in one["bits"]]
     rows = []
     for start in range(0, count, LINE):
         stop = min(start + LINE, count)
         every = [
-            (coded_together, "kl"),
-            (coded_together, "exact"),
+            (trellised, "kl"),
+            (trellised, "exact"),
             (texts, "kl"),
             (texts, "exact"),
             (texts, "int4"),
@@ -204,15 +204,15 @@ def _draw(figure: Figure, value: dict[str, Any]) -> None:
         ("exact", "of coding alone", BLUE, "--"),
         ("int4", "int4", ORANGE, "-"),
     )
-    coded_together = [one["trellis"] for one in texts]
-    drawn = [(texts if look[0] == "int4" else coded_together, *look) for look in looks]
+    trellised = [one["trellis"] for one in texts]
+    drawn = [(texts if look[0] == "int4" else trellised, *look) for look in looks]
     drawn.append((texts, looks[0][0], f"{looks[0][1]}, trellis=False", GREEN, "-"))
     for those, name, label, colour, line in drawn:
         for one in those:
             axes.plot(places, one[name], color=colour, linestyle=line, linewidth=0.6, alpha=0.5)
         means = [statistics.fmean(each) for each in zip(*(one[name] for one in those), strict=True)]
         axes.plot(places, means, color=colour, linestyle=line, linewidth=2, label=label)
-    once = statistics.fmean(one["at_once"] for one in coded_together)
+    once = statistics.fmean(one["at_once"] for one in trellised)
     axes.plot(places[-1:], [once], "o", color=BLACK, label=f"bits={BITS:g}, all as the prompt")
     axes.set_yscale("log")
     axes.set_xlabel(f"tokens after a prompt of {value['prompt']:,}")

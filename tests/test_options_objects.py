@@ -88,7 +88,7 @@ def test_in_a_provider():
 
 def test_in_a_configuration():
     config = CacheConfig(LocalSearchOptions(max_steps=np.int64(3)), sink_tokens=2)
-    assert (config.method, config.options) == ("local_search", {"max_steps": 3})
+    assert (config.channels.method, config.channels.options) == ("local_search", {"max_steps": 3})
     assert config == CacheConfig("local_search", options={"max_steps": 3}, sink_tokens=2)
     assert CacheConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert CacheConfig.of({"method": LocalSearchOptions(max_steps=3), "sink_tokens": 2}) == config

@@ -358,7 +358,7 @@ def test_the_table_is_made_once(generator, monkeypatch):
     assert len(made) == 1
     (kept,) = case.stored[0].sequence.table.on_device
     counted = {tensor.data_ptr() for tensor in kept.tensors().values()}
-    tables = kept.pairs, kept.units, kept.slots, kept.chunks, *kept.copies, *kept.cut.values()
+    tables = kept.pairs, kept.units, kept.slots, kept.chunks, *kept.copies, *kept.splits_by_size.values()
     assert counted == {tensor.data_ptr() for tensor in tables}
     for order in ([0, 0], [1, 0], [1, 1], [0, 1]):
         other = replace(case, stored=[case.stored[number] for number in order])

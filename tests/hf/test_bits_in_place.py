@@ -59,7 +59,9 @@ def fed(model, cache, ids, mask=None, step=1, last=0):
         for first, end in zip([0, *ends], ends, strict=False):
             given = {} if mask is None else {"attention_mask": mask[:, :end]}
             found.append(model(ids[:, first:end], past_key_values=cache, **given).logits[:, -1])
-    return torch.stack(found[1:]), [layer.compressed.received.sums for layer in cache.layers]
+    return torch.stack(found[1:]), [
+        layer.compressed.received.sums for layer in cache.layers if hasattr(layer.compressed, "received")
+    ]
 
 
 def on_copies(monkeypatch, run):

@@ -68,10 +68,10 @@ class _Suite:
     ) -> None:
         self.family, self.model, self.store, self.tolerance = family, model, store, tolerance
         self.settings = {**_SETTINGS, **settings}
-        generator = torch.Generator().manual_seed(1)
-        self.ids = torch.randint(3, 97, (2, _PROMPT), generator=generator)
-        self.more = torch.randint(3, 97, (2, 3 * _BLOCK), generator=generator)
-        self.mask = torch.ones(2, _PROMPT + self.more.shape[1], dtype=torch.long)
+        generator = torch.Generator("cpu").manual_seed(1)
+        self.ids = torch.randint(3, 97, (2, _PROMPT), generator=generator, device="cpu", dtype=torch.long)
+        self.more = torch.randint(3, 97, (2, 3 * _BLOCK), generator=generator, device="cpu", dtype=torch.long)
+        self.mask = torch.ones(2, _PROMPT + self.more.shape[1], device="cpu", dtype=torch.long)
         self.mask[1, :_PADDING] = 0
 
     def run(self) -> None:
@@ -146,7 +146,7 @@ class _Suite:
 
     def _copies_and_orders(self, cache: CompressedCache) -> None:
         """A copy goes on as the original does, and so does every sequence, wherever it stands in the batch."""
-        token, order = self.more[:, :1], torch.tensor([1, 0, 0])
+        token, order = self.more[:, :1], torch.tensor([1, 0, 0], device="cpu", dtype=torch.long)
         expected = self._feed(copy.deepcopy(cache), token)
         self._require(torch.equal(self._feed(copy.deepcopy(cache), token), expected), "a copy goes on differently")
         moved, mask = copy.deepcopy(cache), self.mask
