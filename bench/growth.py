@@ -111,10 +111,10 @@ def measure_growth(
         once = divergence(dense[-WINDOW:], late)[0]
         return {"kl": divergence(dense, grown), "bits": bits, "exact": divergence(dense, exact), "at_once": once}
 
-    plain, trellised = coded(trellis=False), coded()
+    plain, joint = coded(trellis=False), coded()
     windows = {"recent_window": RECENT, "sink_tokens": SINKS, "tail_block": 64}
     grown, _ = fed(CompressedCache(model, **REFERENCES["int4"], **windows), prompt)
-    return {**plain, "trellis": trellised, "int4": divergence(dense, grown)}
+    return {**plain, "trellis": joint, "int4": divergence(dense, grown)}
 
 
 def _ends(texts: list[dict[str, Any]]) -> tuple[float, ...]:
@@ -126,16 +126,16 @@ def _ends(texts: list[dict[str, Any]]) -> tuple[float, ...]:
 def page(value: dict[str, Any]) -> Page:
     """What the page says of the numbers."""
     texts, count = value["texts"], len(value["texts"][0]["kl"])
-    trellised = [one["trellis"] for one in texts]
-    (first, last, once), ends = _ends(trellised), _ends(texts)
+    joint = [one["trellis"] for one in texts]
+    (first, last, once), ends = _ends(joint), _ends(texts)
     int4 = statistics.fmean(one["int4"][-1] for one in texts)
     bits = [each for one in texts for each in one["bits"]]
     rows = []
     for start in range(0, count, LINE):
         stop = min(start + LINE, count)
         every = [
-            (trellised, "kl"),
-            (trellised, "exact"),
+            (joint, "kl"),
+            (joint, "exact"),
             (texts, "kl"),
             (texts, "exact"),
             (texts, "int4"),
@@ -199,20 +199,19 @@ def page(value: dict[str, Any]) -> Page:
 def _draw(figure: Figure, value: dict[str, Any]) -> None:
     axes, texts = figure.subplots(), value["texts"]
     places = [(number + 0.5) * WINDOW for number in range(len(texts[0]["kl"]))]
-    looks = (
-        ("kl", f"bits={BITS:g}", BLUE, "-"),
-        ("exact", "of coding alone", BLUE, "--"),
-        ("int4", "int4", ORANGE, "-"),
+    joint = [one["trellis"] for one in texts]
+    drawn = (
+        (joint, "kl", f"bits={BITS:g}", BLUE, "-"),
+        (joint, "exact", "of coding alone", BLUE, "--"),
+        (texts, "int4", "int4", ORANGE, "-"),
+        (texts, "kl", f"bits={BITS:g}, trellis=False", GREEN, "-"),
     )
-    trellised = [one["trellis"] for one in texts]
-    drawn = [(texts if look[0] == "int4" else trellised, *look) for look in looks]
-    drawn.append((texts, looks[0][0], f"{looks[0][1]}, trellis=False", GREEN, "-"))
     for those, name, label, colour, line in drawn:
         for one in those:
             axes.plot(places, one[name], color=colour, linestyle=line, linewidth=0.6, alpha=0.5)
         means = [statistics.fmean(each) for each in zip(*(one[name] for one in those), strict=True)]
         axes.plot(places, means, color=colour, linestyle=line, linewidth=2, label=label)
-    once = statistics.fmean(one["at_once"] for one in trellised)
+    once = statistics.fmean(one["at_once"] for one in joint)
     axes.plot(places[-1:], [once], "o", color=BLACK, label=f"bits={BITS:g}, all as the prompt")
     axes.set_yscale("log")
     axes.set_xlabel(f"tokens after a prompt of {value['prompt']:,}")
