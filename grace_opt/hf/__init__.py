@@ -1,4 +1,4 @@
-"""The transformers adapter: a key cache that stores only the channels a solver keeps.
+"""The transformers adapter: key-value caches that take a fraction of the bytes.
 
 Three lines make an unmodified model decode from a smaller cache, and restore it afterwards::
 
