@@ -120,7 +120,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("store", "says"),
         [
-            (3, r"store=3 makes no stores; write a class, a subclass of .*TensorStore, as docs/howto"),
+            (3, r"store=3 makes no stores; write a class, a subclass of .*TensorStore"),
             (TensorStore, r"lacks dense, extended, of_tokens, stored, which every store has"),
             (HalfTokens(1, torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1)), "makes no stores, as it is one"),
         ],

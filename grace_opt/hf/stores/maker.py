@@ -51,7 +51,7 @@ def check_maker(maker: Any) -> None:
     if isinstance(maker, Store) or lacks:
         raise OptionError(
             f"store={shown(maker)} makes no stores{'' if lacks else ', as it is one'}; write a class, a subclass of "
-            "grace_opt.hf.stores.maker.TensorStore, as docs/howto/add_a_store.md does"
+            "grace_opt.hf.stores.maker.TensorStore"
         )
     if missing := sorted(getattr(maker, "__abstractmethods__", ())):
         raise OptionError(f"store={shown(maker)} lacks {', '.join(missing)}, which every store has")
