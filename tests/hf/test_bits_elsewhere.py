@@ -8,6 +8,7 @@ from transformers import LlamaConfig
 
 from grace_opt.hf import CapturedAttention, CompressedCache
 from grace_opt.hf.stores.coded import heads as bits_heads
+from grace_opt.hf.stores.coded.parts import Received
 from grace_opt.hf.stores.tail import Tail
 from grace_opt.hf.tools.filling import filled
 from grace_opt.kernels import steps
@@ -153,3 +154,11 @@ def test_newer_tokens_are_coded_without_waiting():
             tokens = tokens.extended(layer.plan, block)
     assert not watch.waits
     assert {*watch.copies} == {"to_device"}
+
+
+def test_sums_of_attention_that_were_offloaded_are_added_where_the_step_is():
+    sums = Received(torch.ones(1, 2, 3, 4))
+    with watched() as watch:
+        sums.add(elsewhere(torch.ones(1, 2, 3, 5)))
+    assert not watch.waits
+    assert here(sums.sums)[0, 0, 0].tolist() == [2, 2, 2, 2, 1]

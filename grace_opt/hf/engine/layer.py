@@ -1,21 +1,13 @@
-"""One layer of the pruned key cache: how it stores, grows, shrinks and re-orders its tokens.
+"""One layer of the cache: a dense tail of the newest tokens, and a store of the older ones.
 
 In order: ``update`` appends to the dense tail and passes it to the attention function
 (:mod:`grace_opt.hf.engine.attention`). After the prompt's dense attention, that function passes its queries and padding
-to :meth:`observe`. When the prompt is over (:mod:`grace_opt.hf.engine.prompt`), its older tokens are compressed: tokens
-are evicted if so configured, channels are chosen, and what is kept is stored
-(:mod:`grace_opt.hf.stores.channels.storage`). From then on ``update`` returns the dense tail with the compressed part
-attached.
+to :meth:`observe`. When the prompt is over (:mod:`grace_opt.hf.engine.prompt`), the layer's maker
+(:mod:`grace_opt.hf.stores.maker`) makes a store of its older tokens. From then on ``update`` returns the dense tail
+with the store attached, and blocks that have left the recent window go to the store.
 
-For ``B`` sequences, ``H`` KV heads, head width ``d`` and ``S`` cached tokens::
-
-    sink_keys     (B, H, s, d)          the first tokens' keys, dense
-    pruned_keys   (B, H, S_p, d')       only the kept channels of the old tokens
-    kept_indices  (B, H, d')            which channels these are, sorted
-    tail          (B, H, S_t, d)        the recent tokens, dense: the recent window and all that came after it
-    values        (B, H, s + S_p, d_v) and (B, H, S_t, d_v)
-
-with ``s + S_p + S_t = S``, or less than ``S`` if tokens were evicted.
+For ``B`` sequences, ``H`` KV heads and head width ``d``, the tail is ``(B, H, S_t, d)``: the recent window and all that
+came after it. What the store holds is its own affair; it covers the tokens before (``Store.length``).
 
 Source: ``DynamicLayer`` of transformers, with the same interface; ThinK (arXiv 2407.21018) for two segments.
 """
@@ -50,7 +42,7 @@ _CROP_IS_RELATIVE = crop_is_relative()
 
 
 class PrunedKeyLayer(DynamicLayer):
-    """A dynamic cache layer that keeps only some channels of its old keys, per KV head.
+    """A dynamic cache layer whose older tokens are in a store.
 
     Parameters
     ----------
@@ -139,7 +131,7 @@ class PrunedKeyLayer(DynamicLayer):
         return self.compressed is not None and self.compressed.needs_our_attention(self.plan.config.fused)
 
     def _move_old_tail(self, unsure: int) -> None:
-        """Prune each full block of tokens that has left the recent window; unsure tokens do not count."""
+        """Store each full block of tokens that has left the recent window; unsure tokens do not count."""
         block, tail = self.plan.config.tail_block, self._stored()
         if block is None or self.compressed is None:
             return

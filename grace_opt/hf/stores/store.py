@@ -160,7 +160,7 @@ class Store(ABC):
         return tokens > sinks  # padding is stored first
 
     def kept_channels(self) -> Tensor | None:
-        """Return the indices of the channels that keys keep, ``(B, H, d')``; None: all of them, coded."""
+        """Return the indices of the channels that keys keep, ``(B, H, d')``; None where none are dropped."""
         return None
 
     # --------------------------------------------- moving, counting, files

@@ -78,8 +78,9 @@ class CodedTokens(CodedParts):
             check_mask_covers_cache(step.module, mask, self, step.tail.shape[2])
             mask = gather_mask_columns(mask, self, step.query.shape[1])
         given = {**step.arguments, "scaling": logit_scaling(step.query, step.arguments)}
+        received = self.received.on(step.query.device)
         found = attention_in_place(
-            step.module, step.query, step.tail, step.value, mask, self, received=self.received.sums, **given
+            step.module, step.query, step.tail, step.value, mask, self, received=received, **given
         )
         if found is None:
             return None

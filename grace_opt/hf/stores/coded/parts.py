@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ...._util.arrays import to_device
 from ...bases.basis import Basis
 from ..store import Store
 from .row import CodedRow
@@ -28,9 +29,13 @@ class Received:
 
     def add(self, now: Tensor) -> None:
         """Add a step's attention on the newest tokens, ``(B, H, 3, n)``, of which the first were there before."""
-        if self.sums is not None:
-            now[..., : self.sums.shape[-1]] += self.sums
+        if (before := self.on(now.device)) is not None:
+            now[..., : before.shape[-1]] += before
         self.sums = now
+
+    def on(self, device: torch.device) -> Tensor | None:
+        """Return the sums on the device of a step: an offloading cache may have moved them away since its update."""
+        return None if self.sums is None else to_device(self.sums, device)
 
     def of(self, blocks: int, tokens: Tensor) -> Tensor:
         """Return the sums; zeros of the first `blocks` tokens if nothing is known, as in old files."""
