@@ -48,7 +48,7 @@ class CacheFolder:
     Attributes
     ----------
     path : str
-        The folder that numba uses; if it keeps each loop next to its module, ``*`` stands for the operation.
+        The folder that numba uses; if it keeps each loop next to its module, ``**`` stands for their folders.
     writable : bool
         If not, each process compiles what it needs.
     """

@@ -31,14 +31,14 @@ _said = False
 
 
 def cache_folder() -> Path | None:
-    """Return where compiled loops are cached, or None; ``*`` stands for the operation if next to each module."""
+    """Return where compiled loops are cached, or None; ``**`` stands for their folders if next to each module."""
     try:
         folder = Path(_Cache(cache_folder).cache_path)
     except (RuntimeError, OSError):
         return None
     own = Path(__file__).parent
     if folder.parent == own:
-        return own.parent / "*" / folder.name
+        return own.parent / "**" / folder.name
     return folder.parent if folder.name.startswith(f"{own.name}_") else folder  # one folder per module
 
 
