@@ -239,7 +239,7 @@ class TestTokensOfTheReport:
             ({"ratio": 0.3, "recent_window": 78}, []),
             (
                 {"recent_window": 70, "sink_tokens": 9, "evict": SnapKV(budget=99)},
-                ["all tokens are dense and none is evicted: .* recent_window=70 tokens and the first sink_tokens=9"],
+                ["all tokens are dense: .* recent_window=70 tokens and the first sink_tokens=9"],
             ),
         ],
         ids=str,

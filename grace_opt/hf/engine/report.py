@@ -9,14 +9,11 @@ nor ratios: it is negligible for long prompts and would dominate the ratio of a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from ..settings.config import CacheConfig
-from ..settings.reading import CHANNELS
 from ..stores.counting import storages
 from ..stores.tally import ReadReport, at_confidence
-from .idle import idle_settings
 from .layer import PrunedKeyLayer
 
 
@@ -54,7 +51,7 @@ class MemoryReport:
         With ``bits=``: newer tokens that wait for their classes, with more bits than asked for.
     stored_as : str
         What becomes of old tokens: "coded" with ``bits=``; "pruned" where channels are dropped; "quantised"; "whole"
-        where tokens alone are evicted, or few are read.
+        where tokens alone are evicted, or few are read; "compressed" with a store of your own.
     reading_bytes : int
         With ``read=``: what finds the tokens to read: ranges of pages, copies of channels and norms, or codes, norms
         and hyperplanes. Counted with K.
@@ -299,7 +296,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         coded_value_elements=sizes["value elements"],
         all_elements=sizes["all elements"],
         waiting_tokens=max(0 if layer.compressed is None else layer.compressed.waiting for layer in layers),
-        stored_as=_stored_as(layers[0].plan.config),
+        stored_as=layers[0].maker.stored_as(layers[0].plan),
         reading_bytes=sizes["reading"],
         read_share=read.share if read.steps else None,
         unread_bound_mean=read.bound_mean if read.steps else None,
@@ -308,16 +305,26 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         evicted_tokens=min(evicted),
         evictions_differ=min(evicted) < max(evicted)
         or any(one.compressed is not None and one.compressed.needs_mask for one in layers),
-        idle=idle_settings(layers),
+        idle=_idle(layers),
     )
 
 
-def _stored_as(config: CacheConfig) -> str:
-    if config.bits is not None:
-        return "coded"
-    if not config.channels.drops_none and (config.read is None or config.read.by != CHANNELS):  # those are all stored
-        return "pruned"
-    return "whole" if config.quantize is None else "quantised"
+def _idle(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
+    """Say which settings have changed nothing, once the prompt is over.
+
+    A budget that is larger than the prompt, or a ratio of 0, is no mistake in itself, as the next prompt may be longer:
+    so nothing warns.
+    """
+    plan, evict = layers[0].plan, layers[0].plan.config.evict
+    if not any(layer.get_seq_length() for layer in layers) or any(layer.prompt.waiting for layer in layers):
+        return ()
+    if any(layer.evicted_length for layer in layers):
+        return ()
+    stores = [layer.compressed for layer in layers if layer.compressed is not None and layer.pruned_length]
+    found = layers[0].maker.idle(plan, stores, [layer.tally.reading(layer.plan.index) for layer in layers])
+    if evict is not None and stores:
+        return (f"evict={evict} has dropped no token: the prompt has no more than it keeps", *found)
+    return found
 
 
 #: Kinds of bytes, each counted once.

@@ -20,9 +20,11 @@ from .received import check_valid
 
 
 def tokens_kept(
-    eviction: TokenEviction, layer: int, layers: int, length: int, least: int, dense_layers: int = 0
+    eviction: TokenEviction | None, layer: int, layers: int, length: int, least: int, dense_layers: int = 0
 ) -> int:
-    """Return how many tokens each KV head keeps; of a share of the prompt, at least `least` or all."""
+    """Return how many tokens each KV head keeps: all without an eviction; of a share, at least `least` or all."""
+    if eviction is None:
+        return length
     if isinstance(eviction, LayerBudgets):
         return eviction.tokens(layer, layers, length, least=least, dense_layers=dense_layers)
     count = eviction.tokens(layer, layers, length)
@@ -31,7 +33,7 @@ def tokens_kept(
 
 
 def tokens_of_heads(
-    eviction: TokenEviction, layer: int, heads: int, length: int, least: int, dense_layers: int, step: int
+    eviction: TokenEviction | None, layer: int, heads: int, length: int, least: int, dense_layers: int, step: int
 ) -> tuple[int, ...]:
     """Return how many tokens each of this process's KV heads keeps; nothing if its budget is not divided among heads.
 

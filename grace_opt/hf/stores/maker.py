@@ -6,7 +6,7 @@ Source: Python's dataclasses, whose fields say what a `TensorStore` consists of.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Protocol, Self, cast
 
@@ -22,6 +22,7 @@ from .plan import LayerPlan
 from .saved import LayerCheck
 from .store import Store
 from .tail import Tail
+from .tally import LayerReading
 
 
 class StoreMaker(Protocol):
@@ -43,6 +44,12 @@ class StoreMaker(Protocol):
 
     def instead_of_terms(self, plan: LayerPlan) -> str | None:
         """Say what to write if a model adds terms to its logits; None if that is no matter."""
+
+    def stored_as(self, plan: LayerPlan) -> str:
+        """Return what becomes of old tokens, in one word for `MemoryReport`: pruned, quantised, coded, ..."""
+
+    def idle(self, plan: LayerPlan, stores: Sequence[Store], readings: Sequence[LayerReading]) -> tuple[str, ...]:
+        """Say which settings have changed nothing in the stores; without stores, why all tokens are dense."""
 
 
 def check_maker(maker: Any) -> None:
@@ -129,6 +136,16 @@ class TensorStore(Store):
         """Say what to write if a model adds terms to its logits; None: what attends knows them."""
         return None
 
+    @classmethod
+    def stored_as(cls, plan: LayerPlan) -> str:
+        """Return what becomes of old tokens, in one word for `MemoryReport`."""
+        return "compressed"
+
+    @classmethod
+    def idle(cls, plan: LayerPlan, stores: Sequence[Store], readings: Sequence[LayerReading]) -> tuple[str, ...]:
+        """Say why all tokens are dense, if there are no stores."""
+        return () if stores else (all_dense(plan),)
+
     def owned(self) -> Self:
         """Return it with copies of what are views of other tensors."""
 
@@ -151,6 +168,15 @@ class TensorStore(Store):
         """Return tensors by name, and plain values for JSON, from which `of_file` makes the same again."""
         tensors = {name: part for name, part in self.parts().items() if isinstance(part, Tensor)}
         return tensors, {"length": self.length}
+
+
+def all_dense(plan: LayerPlan) -> str:
+    """Say that a cache has no tokens beside those that stay dense."""
+    first = f" and the first sink_tokens={plan.config.sink_tokens}" if plan.config.sink_tokens else ""
+    return (
+        f"all tokens are dense: the prompt is too short, as its last recent_window={plan.config.recent_window} "
+        f"tokens{first} stay so"
+    )
 
 
 def dense_windows(

@@ -95,8 +95,6 @@ def without_full_mask(over: Observation) -> Observation:
 def tokens_kept(plan: LayerPlan, layer: int, length: int, group: int = 1) -> int:
     """Return how many tokens of a prompt each KV head of a layer keeps, the recent window among them."""
     config = plan.config
-    if config.evict is None:
-        return length
     least = config.recent_window + config.sink_tokens + group
     return min(tokens_of_budget(config.evict, layer, plan.layers, length, least, config.dense_layers), length)
 
@@ -105,9 +103,9 @@ def evicted_positions(
     plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor, recent: int, count: int
 ) -> Tensor | None:
     """Return the positions before the recent tokens that each KV head keeps, ``(B, H, n)`` ascending; None for all."""
-    if plan.config.evict is None:
-        return None
     evict, queries = plan.config.evict, over.queries
+    if evict is None or over.length <= count:
+        return None
     if over.places is not None and evict.queries_needed is not None:
         queries = last_queries(over, evict.queries_needed)
     kept = kept_tokens(

@@ -7,7 +7,7 @@ along which keys and values are quantised.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from ....kernels.cache.gather import gather_channels
 from ...evict.kept_tokens import tokens_of_heads
 from ...models.observation import Observation
 from ...settings.reading import CHANNELS as BY_CHANNELS
-from ..maker import StoreMaker, dense_windows
+from ..maker import StoreMaker, all_dense, dense_windows
 from ..old_tokens import OldTokens, tokens_kept
 from ..packed.masked import with_real_alone
 from ..packed.tokens import StoredTensor, dequantized, quantize
@@ -25,8 +25,10 @@ from ..plan import LayerPlan
 from ..saved import LayerCheck
 from ..store import Store
 from ..tail import Tail
+from ..tally import LayerReading
 from .by_heads import ByHeads
 from .choice import check_numbers, choose_channels
+from .idle import idle_channels
 from .index import ReadIndex, all_channels, padding_of
 from .kept import kept_channels
 from .saved import channels_of_file
@@ -39,18 +41,15 @@ class ChannelMaker(StoreMaker):
     def of_prompt(self, plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -> Store | None:
         """Return a store of all of a prompt but its recent window; None if it is too short to prune."""
         config, sinks, length = plan.config, plan.config.sink_tokens, over.length
-        recent, group, count = config.recent_window, plan.config.key_group, length
-        if config.evict is not None:
-            least = recent + sinks + group
-            count = tokens_kept(plan, plan.index, length, group)
-            if plan.heads_may_differ:
-                spare = (length - recent - sinks) % group  # dense in all heads, also in one that keeps all tokens
-                counts = tokens_of_heads(
-                    config.evict, plan.index, keys.shape[1], length, least + spare, config.dense_layers, group
-                )
-                if len({*counts}) > 1:
-                    return _by_heads(plan, over, keys, values, recent + spare, counts)
-                count = counts[0] if counts else count
+        recent, group = config.recent_window, config.key_group
+        count = tokens_kept(plan, plan.index, length, group)
+        if plan.heads_may_differ:
+            spare = (length - recent - sinks) % group  # dense in all heads, also in one that keeps all tokens
+            least = recent + sinks + group + spare
+            counts = tokens_of_heads(config.evict, plan.index, keys.shape[1], length, least, config.dense_layers, group)
+            if len({*counts}) > 1:
+                return _by_heads(plan, over, keys, values, recent + spare, counts)
+            count = counts[0] if counts else count
         # Tokens that do not fill a group stay dense, with the recent window.
         recent += max(count - recent - sinks, 0) % group
         if length <= recent + sinks:
@@ -81,6 +80,17 @@ class ChannelMaker(StoreMaker):
         if plan.config.read is not None:
             return "leave out read="
         return "write fused=False among the settings of CompressedCache() or attach()" if plan.config.fused else None
+
+    def stored_as(self, plan: LayerPlan) -> str:
+        """Return what becomes of old tokens: those that are read by channels, and in few channels, are all stored."""
+        config = plan.config
+        if not config.channels.drops_none and (config.read is None or config.read.by != BY_CHANNELS):
+            return "pruned"
+        return "whole" if config.quantize is None else "quantised"
+
+    def idle(self, plan: LayerPlan, stores: Sequence[Store], readings: Sequence[LayerReading]) -> tuple[str, ...]:
+        """Say which settings have changed nothing."""
+        return idle_channels(plan.config, stores, readings) if stores else (all_dense(plan),)
 
 
 CHANNELS = ChannelMaker()

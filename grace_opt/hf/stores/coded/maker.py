@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from ..plan import LayerPlan
 from ..saved import LayerCheck
 from ..store import Store
 from ..tail import Tail
+from ..tally import LayerReading
 from .code_prompt import code_prompt
 from .coded import CodedTokens
 from .parts import Received
@@ -92,6 +93,14 @@ class CodedMaker(StoreMaker):
     def instead_of_terms(self, plan: LayerPlan) -> str | None:
         """Terms that a model adds to its logits are no matter: codes are then made dense."""
         return None
+
+    def stored_as(self, plan: LayerPlan) -> str:
+        """Return what becomes of old tokens."""
+        return "coded"
+
+    def idle(self, plan: LayerPlan, stores: Sequence[Store], readings: Sequence[LayerReading]) -> tuple[str, ...]:
+        """Say which settings have changed nothing: none, and of short prompts the report's first line says it."""
+        return ()
 
 
 CODED = CodedMaker()
