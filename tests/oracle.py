@@ -373,3 +373,37 @@ def least_of_long_trellis(row, levels, bits):
                 found[last] = min(found.get(last, math.inf), sum_so_far + error)
         least = found
     return min(least.values())
+
+
+def rotary_mean(keys, frequencies, channels, positions):
+    """The mean of keys ``(H, n, d)`` turned back in pairs of channels, and turned to each position: ``(H, n, d)``."""
+    found = np.zeros_like(keys, dtype=np.float64)
+    for frequency, first, second in zip(frequencies, *channels, strict=True):
+        turns = np.exp(1j * frequency * np.asarray(positions, dtype=np.float64))
+        pairs = keys[..., first] + 1j * keys[..., second]
+        means = (pairs / turns).mean(1, keepdims=True) * turns
+        found[..., first], found[..., second] = means.real, means.imag
+    return found
+
+
+def rotary_explained(keys, mean, queries):
+    """How much less the variance of keys costs without a mean, channel by channel, ``(d,)``."""
+    before, after = keys.var(1), (keys - mean).var(1)
+    return ((before - after) * queries).sum(0)
+
+
+def best_rotary_mean(keys, queries, positions, candidates):
+    """Of all frequencies and layouts of pairs, the mean that explains most; zeros if none explains anything."""
+    best, chosen, width = 0.0, np.zeros_like(keys, dtype=np.float64), keys.shape[-1]
+    for frequencies in candidates:
+        count = len(frequencies)
+        for start in {0, width - 2 * count} if 2 * count <= width else ():
+            for channels in (
+                [range(start, start + count), range(start + count, start + 2 * count)],
+                [range(start, start + 2 * count, 2), range(start + 1, start + 2 * count, 2)],
+            ):
+                mean = rotary_mean(keys, frequencies, channels, positions)
+                explained = rotary_explained(keys, mean, queries).sum()
+                if explained > best:
+                    best, chosen = explained, mean
+    return chosen

@@ -43,12 +43,18 @@ class Sequence:
     waiting: tuple[Codes, Codes] | None
     sinks: tuple[Tensor, Tensor]
     bases: tuple[Tensor | None, Tensor | None]
+    positions: Tensor | None = None
 
     def stored(self) -> CodedSequence:
         heads = len(self.sinks[0])
         units = [units_of(keys, values, heads) for keys, values in self.segments]
         units += [] if self.waiting is None else [units_of(*self.waiting, heads, newest=True)]
-        return CodedSequence(table_of(units, heads), *self.sinks, *self.bases)
+        return CodedSequence(table_of(units, heads), *self.sinks, *self.bases, self.positions)
+
+    @property
+    def coded(self) -> int:
+        """Number of coded tokens."""
+        return sum(sum(keys.counts) for keys, _ in self.segments) + self.waits
 
     def dense(self) -> list[Tensor]:
         """Keys and values, float64: sinks, segments, waiting tokens."""
@@ -79,6 +85,7 @@ class Case:
     causal: bool = True
     before: Tensor | None = None
     trellis: bool = False
+    added: Tensor | None = None
 
     def run(self) -> tuple[Tensor, Tensor]:
         waits = max(each.waits for each in self.sequences)
@@ -88,7 +95,7 @@ class Case:
         host.workspace_for(1).numpy().fill(np.nan)  # which shows where anything is read that an earlier call wrote
         return host.coded_attention(
             *(self.query, stored, *self.tails, TRELLIS_BOOKS if self.trellis else BOOKS, newest, dense_newest),
-            *(self.mask, None, self.softcap, self.causal, self.before, self.trellis),
+            *(self.mask, None, self.softcap, self.causal, self.before, self.trellis, self.added),
         )
 
     def expected(self) -> tuple[Tensor, Tensor]:
@@ -100,7 +107,13 @@ class Case:
                 torch.cat([old, new[b].double()], 1) for old, new in zip(sequence.dense(), self.tails, strict=True)
             )
             queries = self.query[b].double().view(heads, -1, length, width)
-            logits = queries @ keys.mT[:, None] * width**-0.5
+            logits = queries @ keys.mT[:, None]
+            if self.added is not None and sequence.coded:
+                sinks = sequence.sinks[0].shape[1]
+                at = sequence.positions.long()[:, None].expand(-1, logits[0].shape[:2].numel(), -1)
+                more = self.added[b].double().gather(-1, at)
+                logits[..., sinks : sinks + sequence.coded] += more.view(*logits.shape[:3], -1)
+            logits *= width**-0.5
             if self.softcap is not None:
                 logits = torch.tanh(logits / self.softcap) * self.softcap
             if self.mask is not None:
@@ -193,7 +206,14 @@ def cases(draw) -> Case:
         newest = max(each.waits for each in sequences) + tail
         before = torch.rand(batch, heads, 3, draw(st.integers(0, newest)))
         before = before.mT.contiguous().mT if draw(st.booleans()) else before
-    return Case(query, sequences, tails, mask, draw(st.sampled_from([None, 3.0])), kind == "causal", before, trellis)
+    added = None
+    if draw(st.booleans()):
+        added = torch.randn(batch, heads, group * length, draw(st.integers(1, 300)))
+        dtype = draw(st.sampled_from([torch.int16, torch.int32]))
+        for each in sequences:
+            each.positions = torch.randint(added.shape[3], (heads, each.coded)).to(dtype)
+    softcap = draw(st.sampled_from([None, 3.0]))
+    return Case(query, sequences, tails, mask, softcap, kind == "causal", before, trellis, added)
 
 
 @pytest.mark.slow
@@ -212,6 +232,33 @@ def one_case(count: int = 2500, trellis: bool = False) -> Case:
     sinks, tails = torch.randn(2, 2, 4, 24), torch.randn(2, 1, 2, 33, 24)
     sequence = Sequence([(segment[0], segment[1])], None, (sinks[0], sinks[1]), bases)
     return Case(torch.randn(1, 6, 1, 24), [sequence], (tails[0], tails[1]), trellis=trellis)
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
+def test_what_is_added_goes_by_position(dtype):
+    """In several tasks, whose columns begin anywhere; rows of which the last four are not whole."""
+    case = one_case(6000)
+    case.added = 3 * torch.randn(1, 2, 3, 9000)
+    (sequence,) = case.sequences
+    sequence.positions = torch.stack([torch.randperm(9000)[:6000] for _ in range(2)]).to(dtype)
+    assert case.error() <= 1
+    right = sequence.positions
+    for wrong in (right.flip(-1), right.roll(1, -1), right.flip(0)):
+        sequence.positions = wrong.contiguous()
+        found = case.run()
+        sequence.positions = right
+        assert (found[0] - case.expected()[0]).abs().max() > 1e-2
+
+
+def test_what_is_added_must_fit():
+    case = one_case(600)
+    case.added = torch.randn(1, 2, 3, 700)
+    with pytest.raises(CacheError, match="a sequence has no positions"):
+        case.run()
+    case.sequences[0].positions = torch.zeros(2, 600, dtype=torch.int16)
+    case.added = torch.randn(1, 2, 2, 700)
+    with pytest.raises(CacheError, match=r"is \(1, 2, 2, 700\), not \(1, 2, 3, positions\)"):
+        case.run()
 
 
 @pytest.mark.parametrize("trellis", [False, True])

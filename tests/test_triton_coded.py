@@ -77,6 +77,7 @@ class Case:
     causal: bool = True
     splits: int | None = None
     dropped: int = 0  # of the newest tokens, so many of the oldest are not requested
+    added: Tensor | None = None
 
     @property
     def waiting(self) -> int:
@@ -100,6 +101,7 @@ class Case:
             self.softcap,
             self.causal,
             trellis=self.stored[0].trellis,
+            added=self.added,
             split_tokens=128,
             splits=self.splits,
         )
@@ -114,7 +116,14 @@ class Case:
                 for part, new in zip(each.dense, (self.tail_keys, self.tail_values), strict=True)
             )
             repeated = keys.repeat_interleave(query_heads // heads, 0)
-            logits = self.query[b].double().cpu() @ repeated.mT * (d**-0.5 if self.scaling is None else self.scaling)
+            logits = self.query[b].double().cpu() @ repeated.mT
+            positions = each.sequence.positions
+            if self.added is not None and positions is not None:
+                at = positions.cpu().long()[:, None].expand(-1, logits.shape[0] // heads * length, -1)
+                more = self.added[b].cpu().double().gather(-1, at)
+                sinks = each.sequence.sink_keys.shape[1]
+                logits[..., sinks : sinks + at.shape[-1]] += more.view(*logits.shape[:2], -1)
+            logits *= d**-0.5 if self.scaling is None else self.scaling
             if self.softcap is not None:
                 logits = self.softcap * (logits / self.softcap).tanh()
             of_tail, mask = logits[..., logits.shape[-1] - tail :], self.attention_mask
@@ -227,6 +236,28 @@ def test_wide_heads(d, d_v, generator):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
+def test_what_is_added_goes_by_position(dtype, generator):
+    case = with_added(
+        draw(generator, {"segments": ((130, 24), (40,)), "sinks": 2, "waiting": 1}, {"segments": (), "sinks": 3},
+             heads=2, group=3, length=2, softcap=4.0),
+        generator, dtype,
+    )  # fmt: skip
+    assert case.error(case.run()) <= 1
+
+
+def with_added(case: Case, generator: torch.Generator, dtype: torch.dtype) -> Case:
+    """With numbers that are added to logits by position."""
+    (batch, query_heads, length, _), heads = case.query.shape, case.tail_keys.shape[1]
+    for each in case.stored:
+        count = each.sequence.table.numbers // heads
+        if count:
+            at = torch.randint(300, (heads, count), generator=generator).to(DEVICE, dtype)
+            object.__setattr__(each.sequence, "positions", at)
+    added = torch.randn(batch, heads, query_heads // heads * length, 300, generator=generator)
+    return replace(case, added=added.to(DEVICE))
+
+
 def test_a_batch_of_different_lengths(generator):
     """The second sequence was too short to be coded: its sinks are all, and some of them newest tokens."""
     sequences = (
@@ -488,6 +519,7 @@ def test_a_wrong_version_would_be_noticed(module, old, new, whole, monkeypatch, 
 def whole_of_trellis():
     sequence = {"segments": ((7, 5, 300),), "trellis": True}
     case = draw(torch.Generator().manual_seed(6), sequence, d=20, d_v=18, scaling=0.1)
+    case = with_added(case, torch.Generator().manual_seed(7), torch.int16)
     assert case.error(case.run()) <= 1
     return case
 
@@ -506,6 +538,8 @@ def whole_of_trellis():
         (codes, "offset -= tl.where(longer, stride, 0)", "offset -= 0"),
         (codes, "tl.where(bits == 7, 0xFFFFFFFF, p7)", "p7"),
         (keys, "(1 if TRELLIS else 2) * stride", "2 * stride"),
+        (coded, "tl.load(of_sequence + 2) + token - first", "token"),
+        (coded, "x += more * inner", "x += more"),
         (values, "(1 if TRELLIS else 2) * stride", "2 * stride"),
         (values, "planes, stride, first, words, few, TRELLIS)", "planes, stride, first, words, True, TRELLIS)"),
     ],

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..._util.arrays import to_device
+from .rotary import RotaryMean
 
 #: Weight of the diagonal in the queries' moments: a prompt shows some thousand queries, not all.
 SHRINKAGE = 0.1
@@ -37,20 +38,25 @@ class Basis:
         ``(H, d, d)`` float32, its inverse.
     energy : Tensor
         ``(H, d)`` float64: how much a unit of squared error in each stored coordinate costs.
+    rotary : RotaryMean, optional
+        What is taken off keys before, at their positions.
     """
 
     encode: Tensor
     decode: Tensor
     energy: Tensor
+    rotary: RotaryMean | None = None
 
     def heads(self, start: int, stop: int) -> Basis:
         """Return the basis of some of the heads, as a rank of a tensor-parallel model needs."""
-        return Basis(self.encode[start:stop], self.decode[start:stop], self.energy[start:stop])
+        rotary = None if self.rotary is None else self.rotary.heads(start, stop)
+        return Basis(self.encode[start:stop], self.decode[start:stop], self.energy[start:stop], rotary)
 
     def to(self, device: torch.device | str) -> Basis:
         """Copy to a device."""
         there = torch.device(device)
-        return Basis(*(to_device(each, there) for each in (self.encode, self.decode, self.energy)))
+        encode, decode, energy = (to_device(each, there) for each in (self.encode, self.decode, self.energy))
+        return Basis(encode, decode, energy, None if self.rotary is None else self.rotary.to(there))
 
 
 def joint_basis(metric: Tensor, moment: Tensor, shrinkage: float = SHRINKAGE) -> Basis:

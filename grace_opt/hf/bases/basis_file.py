@@ -11,12 +11,14 @@ from ..._util.tensor_files import TensorFormat
 from ...attention.masks import is_fingerprint
 from ...errors import CalibrationError
 from .basis import Basis
+from .rotary import RotaryMean
 
 FORMAT = TensorFormat("grace_opt.basis", "1", "a calibrated basis", CalibrationError)
 #: Largest entry of ``encode @ decode - I``, in proportion to what rounding to float32 could do.
 INVERSE_TOLERANCE = 1e-5
 _PARTS = ("encode", "decode", "energy")
 _TYPES = {"encode": torch.float32, "decode": torch.float32, "energy": torch.float64, "rates": torch.float32}
+_ROTARY = {"frequencies": torch.float64, "channels": torch.int64, "mean": torch.float32}
 _FIELDS = ("keys", "values", "key_rates", "value_rates")
 
 
@@ -51,6 +53,8 @@ def as_tensors(contents: Contents) -> dict[str, Tensor]:
         ):
             found |= {f"{layer}.{kind}.{part}": getattr(basis, part) for part in _PARTS}
             found[f"{layer}.{kind}.rates"] = rates
+            if basis.rotary is not None:
+                found |= {f"{layer}.{kind}.rotary.{part}": getattr(basis.rotary, part) for part in _ROTARY}
     return found
 
 
@@ -73,6 +77,11 @@ def from_tensors(about: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str,
             if missing := [part for part, tensor in parts.items() if tensor is None]:
                 raise CalibrationError(f"layer {layer} has no {' and no '.join(missing)} of {kind}.")
             found[rates][layer] = parts.pop("rates")
+            rotary = {part: tensors.pop(f"{layer}.{kind}.rotary.{part}", None) for part in _ROTARY}
+            missing = [part for part, tensor in rotary.items() if tensor is None]
+            if 0 < len(missing) < len(rotary):
+                raise CalibrationError(f"layer {layer} has no {' and no '.join(missing)} of the rotary mean of {kind}.")
+            parts["rotary"] = None if missing else RotaryMean(**rotary)  # type: ignore[arg-type,assignment]
             found[kind][layer] = Basis(**parts)  # type: ignore[arg-type]
     if tensors:
         raise CalibrationError(f"it has tensors that belong to no layer: {', '.join(sorted(tensors))}.")
@@ -116,6 +125,8 @@ def _check_basis(where: str, basis: Basis, rates: Tensor, prices: int) -> None:
             f"{where}: encode {tuple(basis.encode.shape)}, decode {tuple(basis.decode.shape)}, energy {(heads, width)} "
             f"and rates {tuple(rates.shape)} do not fit each other."
         )
+    if basis.rotary is not None:
+        _check_rotary(f"{where}, rotary mean", basis.rotary, heads, width)
     if not (basis.energy > 0).all():
         raise CalibrationError(f"{where}: an energy is not positive.")
     if not (rates >= 0).all() or not (rates[:, 1:] <= rates[:, :-1] + 1e-6).all():
@@ -124,6 +135,20 @@ def _check_basis(where: str, basis: Basis, rates: Tensor, prices: int) -> None:
     off = (encode @ decode - torch.eye(width, dtype=torch.float64, device=encode.device)).abs()
     if not (off <= INVERSE_TOLERANCE * (1 + encode.abs() @ decode.abs())).all():
         raise CalibrationError(f"{where}: decode is not the inverse of encode.")
+
+
+def _check_rotary(where: str, rotary: RotaryMean, heads: int, width: int) -> None:
+    for (part, dtype), dim in zip(_ROTARY.items(), (1, 2, 3), strict=True):
+        _require(getattr(rotary, part), f"{where}, {part}", dtype, dim)
+    pairs = len(rotary.frequencies)
+    if rotary.channels.shape != (2, pairs) or rotary.mean.shape != (heads, 2, pairs):
+        raise CalibrationError(
+            f"{where}: {pairs} frequencies, channels {tuple(rotary.channels.shape)} and mean "
+            f"{tuple(rotary.mean.shape)} do not fit each other, or {heads} heads."
+        )
+    channels = rotary.channels.flatten().tolist()
+    if not all(0 <= each < width for each in channels) or len({*channels}) < len(channels):
+        raise CalibrationError(f"{where}: its channels are not different ones from 0 to {width - 1}.")
 
 
 def _require(tensor: Any, what: str, dtype: torch.dtype, dim: int) -> None:

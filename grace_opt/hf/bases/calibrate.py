@@ -36,6 +36,7 @@ from .classes import WINDOW
 from .evaluated import evaluated
 from .moments import LayerMoments
 from .rates import price_grid, rates
+from .rotary import frequencies_of
 from .sensitivity import factors, information
 from .texts import digest, given_texts, token_ids
 from .unfinished import Unfinished
@@ -143,6 +144,7 @@ def basis(
     kept = Unfinished(checkpoint, about)
     layers = kept.load() or {index: LayerMoments(index) for index in prunable_layers(config)}
     done, short, device = kept.texts, len(every) - len(long_enough), input_device(model)
+    frequencies = frequencies_of(model)
     seen, share = 0, (READING if end_to_end else 1.0) / len(layers)
     advance(short + done)
 
@@ -150,7 +152,9 @@ def basis(
         nonlocal seen
         index = getattr(call.module, "layer_idx", None)
         if index in layers:
-            layers[index].add(call)
+            length = call.key.shape[2]
+            own = torch.arange(length, device="cpu") if positions is None else positions[:length]
+            layers[index].add(call, own, frequencies)
             seen += 1
             advance(short + done + min(seen * share, 0.99))
 

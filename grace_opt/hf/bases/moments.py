@@ -8,6 +8,7 @@ Sinks and the most recent tokens are left out, as they stay dense.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,6 +22,7 @@ from .basis import Basis, energy_in, joint_basis
 from .classes import WINDOW, class_sizes, token_weights
 from .importance import attention_moments, observed_queries
 from .rates import steps
+from .rotary import LEAST_SHARE, RotaryMean, choose_pairs, explained_by
 
 #: Of this many neighbouring tokens, one shows how large the layer's output is.
 ENERGY_STRIDE = 4
@@ -57,9 +59,22 @@ class LayerMoments:
     metric: Tensor | None = None
     classes: dict[int, ClassSums] = field(default_factory=dict)
     information: tuple[Tensor, Tensor] | None = None
+    pairs: RotaryMean | None = None  # of the first text; the others add to what follows
+    turned_back: Tensor | float = 0.0
+    explained: Tensor | float = 0.0
 
-    def add(self, call: AttentionCall) -> None:
-        """Add one text: a call of the layer's attention, of a batch of one and without padding."""
+    def add(self, call: AttentionCall, positions: Tensor, frequencies: Sequence[Tensor] = ()) -> None:
+        """Add one text.
+
+        Parameters
+        ----------
+        call : AttentionCall
+            Of the layer's attention, of a batch of one and without padding.
+        positions : Tensor
+            ``(L,)``.
+        frequencies : sequence of Tensor
+            Those that the model may turn keys by (`choose_pairs`).
+        """
         queries, keys, values = call.query[0], call.key[0], call.value[0]
         heads, length = keys.shape[:2]
         scaled = (_precise(queries) * call.scaling).reshape(heads, -1, queries.shape[-1])
@@ -78,9 +93,19 @@ class LayerMoments:
         order = first.argsort(dim=-1, descending=True, stable=True)
         weights = [weight.gather(-1, order) for weight in token_weights(first, second)]
         sizes = class_sizes(order.shape[1])
+        places, plain = positions[inner], _precise(keys[:, inner])
+        asked = scaled.square().mean(1)
+        if not self.texts and plain.isfinite().all():
+            self.pairs = choose_pairs(plain, asked, places, frequencies)
+        if self.pairs is not None:
+            own = replace(self.pairs, mean=self.pairs.turned_back(plain, places).float())
+            self.turned_back = self.turned_back + _on_cpu(own.mean)
+            whole = ((plain - plain.mean(1, keepdim=True)).square().mean(1) * asked).sum()
+            self.explained = self.explained + _on_cpu(explained_by(own, plain, places, asked) / whole)
+            plain = own.taken_off(plain, torch.ones(heads, dtype=torch.float32, device=plain.device), places)
         parts = []
-        for name, stored, weight in (("keys", keys, weights[0]), ("values", values, weights[1])):
-            centred = _precise(stored[:, inner])
+        for name, stored, weight in (("keys", plain, weights[0]), ("values", _precise(values[:, inner]), weights[1])):
+            centred = stored
             centred = centred - centred.mean(1, keepdim=True)
             setattr(self, name, getattr(self, name) + self._checked(name, centred.mT @ centred))
             ordered = centred.gather(1, order[..., None].expand_as(centred))
@@ -111,8 +136,13 @@ class LayerMoments:
         output = _tensor(0.0 if self.metric is None else self.metric) / (self.energy / self.texts or 1.0)
         if not (metric.isfinite().all() and output.isfinite().all()):
             raise self._not_finite("squares of queries or of the output projection")
+        rotary = None
+        if self.pairs is not None:
+            kept = torch.nonzero(_tensor(self.explained) / self.texts > LEAST_SHARE)[:, 0]
+            mean = (_tensor(self.turned_back) / self.texts).float()
+            rotary = replace(self.pairs.to("cpu"), mean=mean).pairs(kept) if len(kept) else None
         return (
-            _basis(metric, _tensor(self.keys) / self.tokens),
+            replace(_basis(metric, _tensor(self.keys) / self.tokens), rotary=rotary),
             _basis(output, _tensor(self.values) / self.tokens),
         )
 

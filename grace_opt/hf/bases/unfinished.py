@@ -21,13 +21,14 @@ from torch import Tensor
 from ..._util.tensor_files import TensorFormat
 from ...errors import CalibrationError
 from .moments import ClassSums, LayerMoments
+from .rotary import RotaryMean
 
 FORMAT = TensorFormat("grace_opt.unfinished_basis", "1", "an unfinished calibration", CalibrationError)
 #: Time between two writings, at least, by that which the last one took.
 REST = 10
 #: The clock; tests hold it.
 seconds = time.monotonic
-_KINDS = {kind.__name__: kind for kind in (LayerMoments, ClassSums)}
+_KINDS = {kind.__name__: kind for kind in (LayerMoments, ClassSums, RotaryMean)}
 
 
 class Unfinished:
@@ -101,7 +102,7 @@ def _taken_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = value
         return {"tensor": name}
     if is_dataclass(value) and not isinstance(value, type):
-        parts = {each.name: getattr(value, each.name) for each in fields(value)}
+        parts = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
         return {
             "kind": type(value).__name__,
             "fields": {each: _taken_apart(part, f"{name}.{each}", tensors) for each, part in parts.items()},

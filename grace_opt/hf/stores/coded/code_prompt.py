@@ -24,6 +24,7 @@ from ...._util.arrays import to_device
 from ...bases.basis import Basis, energy_in, identity_basis, joint_basis
 from ...bases.classes import class_sizes, token_weights
 from ...bases.importance import ObservedQueries, attention_moments, queries_of_row
+from ...bases.rotary import positions_of
 from ...models.observation import Observation
 from ...models.placement import rank
 from ...settings.bits import NO_BASIS, OF_PROMPT
@@ -50,6 +51,8 @@ class _Row:
     old: int
     observed: ObservedQueries
     present: Tensor | None  # (places,) bool, on the CPU
+    columns: Tensor  # (n,) or, with eviction, (H, n): where the keys are in the sequence
+    padding: int
 
     @property
     def seen(self) -> Tensor:
@@ -168,7 +171,8 @@ def _needs(plan: LayerPlan, keys: Tensor, values: Tensor, places: int, real: int
     if coded < MIN_TOKENS:
         return _Needs(0, (count + config.recent_window) * token + beside, (0.0, 0.0), heads)
     own, classes = budget.basis == OF_PROMPT, len(class_sizes(coded))
-    fixed = _overhead(coded, classes, width, own), _overhead(coded, classes, depth, own)
+    gain = 0 if budget.source is None else PARAMETER_BITS
+    fixed = _overhead(coded, classes, width, own) + gain, _overhead(coded, classes, depth, own)
     return _Needs(coded, (config.sink_tokens + config.recent_window) * token + beside, fixed, heads)
 
 
@@ -192,6 +196,7 @@ def _row(
     valid = None if over.valid is None else over.valid[number]
     if valid is not None and bool(valid.all()):
         valid = None
+    padding = 0 if valid is None else int((~valid).sum())
     stored_keys, stored_values = own_keys[:, :old], own_values[:, :old]
     present = None if valid is None else valid[:old]
     if kept is not None:
@@ -203,7 +208,10 @@ def _row(
     if present is not None:
         real = to_device(torch.nonzero(present)[:, 0], keys.device)
         stored_keys, stored_values = stored_keys[:, real], stored_values[:, real]
-    return _Row(stored_keys, stored_values, own_keys, old, queries_of_row(over, number), present)
+    columns = torch.arange(old, device="cpu") if kept is None else kept[number]
+    if present is not None:
+        columns = columns[..., real.to(columns.device)]
+    return _Row(stored_keys, stored_values, own_keys, old, queries_of_row(over, number), present, columns, padding)
 
 
 @dataclass(frozen=True)
@@ -216,6 +224,8 @@ class _Ready:
     stored: list[StoredHeads]  # keys and values
     decodes: list[Tensor | None]
     bits: tuple[float, float]
+    gain: Tensor | None
+    origin: int
 
     def coded(self, keys: Codes, values: Codes) -> CodedRow:
         """Return the row with these codes."""
@@ -229,6 +239,8 @@ class _Ready:
             key_decode=self.decodes[0],
             value_decode=self.decodes[1],
             bits=self.bits,
+            gain=self.gain,
+            origin=self.origin,
         )
 
 
@@ -281,7 +293,17 @@ def _ready(
     moment = _moment(observed.queries[:, spread].reshape(heads, -1, width))
     decodes: list[Tensor | None] = []
     stored = []
-    for number, tensor in enumerate((row.keys[:, sinks:], row.values[:, sinks:])):
+    inner_keys, gain, origin = row.keys[:, sinks:], None, 0
+    rotary = None if found is None else found[0].rotary
+    if rotary is not None:
+        columns, origin = row.columns[..., sinks:], row.padding
+        gain, saved = rotary.gain(inner_keys, moment, positions_of(columns, origin))
+        if row.padding:  # `generate` counts positions from the first real token on, a model by itself from the padding
+            other, more = rotary.gain(inner_keys, moment, positions_of(columns, 0))
+            if more > saved:
+                gain, origin = other, 0
+        inner_keys = rotary.taken_off(inner_keys, gain, positions_of(columns, origin))
+    for number, tensor in enumerate((inner_keys, row.values[:, sinks:])):
         metric, calibrated = (moment if number == 0 else None), None if found is None else found[number]
         basis, decode = _basis(budget.basis, calibrated, tensor, metric)
         decodes.append(decode)
@@ -289,7 +311,7 @@ def _ready(
         bits = shares[number] * coded * tensor.shape[2]
         by_class = weights[number].gather(1, order)
         stored.append(StoredHeads(tensor, order, encoding, by_class, basis.energy, sizes, bits, budget.trellis))
-    return _Ready(row, sinks, classes, stored, decodes, (key_bits, value_bits))
+    return _Ready(row, sinks, classes, stored, decodes, (key_bits, value_bits), gain, origin)
 
 
 def _basis(kind: str, calibrated: Basis | None, tensor: Tensor, metric: Tensor | None) -> tuple[Basis, Tensor | None]:

@@ -65,7 +65,7 @@ class CodedTokens(CodedParts):
 
     def dense(self, tail: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return all keys and values, dense: the coded ones, then the tail's ``(B, H, S_t, d)``."""
-        dense = [row.dense(self.bases) for row in self.rows]
+        dense = [row.dense(self.bases, self.columns(number)) for number, row in enumerate(self.rows)]
         keys = torch.cat([torch.stack([keys for keys, _ in dense]), tail], dim=2)
         return keys, torch.cat([torch.stack([values for _, values in dense]), value], dim=2)
 
@@ -97,7 +97,9 @@ class CodedTokens(CodedParts):
     def extended(self, plan: LayerPlan, tokens: Tail) -> CodedTokens:
         """Append newer tokens, which wait for their classes; give those that have waited long enough theirs."""
         keys, values = tokens.keys.detach(), tokens.values.detach()  # codes have no gradients
-        rows = tuple(row.appended(keys[number], values[number], self.bases) for number, row in enumerate(self.rows))
+        rows = tuple(
+            row.appended(keys[number], values[number], self.bases, self.length) for number, row in enumerate(self.rows)
+        )
         positions, length = self.positions_with(tokens.length), self.length + tokens.length
         grown = replace(self, length=length, rows=rows, positions=positions)
         count = grown.waiting
@@ -170,6 +172,7 @@ class CodedTokens(CodedParts):
         """Return bytes by kind, and numbers of coded elements; rows that several sequences share count once."""
         found: Counter[str] = Counter()
         for row in self.own_rows():
+            found["key parameters"] += 0 if row.gain is None else row.gain.nbytes
             for number, (name, sinks, own) in enumerate(
                 (("key", row.sink_keys, row.key_decode), ("value", row.sink_values, row.value_decode))
             ):

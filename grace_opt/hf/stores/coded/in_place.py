@@ -67,7 +67,7 @@ def attention_in_place(
     waiting, trellis = old.waiting, old.trellis
     found: tuple[Tensor, Tensor] = attend(
         query,
-        [row.sequence(old.bases) for row in old.rows],
+        [row.sequence(old.bases, old.columns(number)) for number, row in enumerate(old.rows)],
         tail,
         value,
         (trellis_codebook if trellis else codebook)(query.device),
@@ -79,8 +79,26 @@ def attention_in_place(
         getattr(module, "is_causal", True) if is_causal is None else is_causal,
         received,
         trellis,
+        left_out(query, tail, old),
     )
     return found
+
+
+def left_out(query: Tensor, tail: Tensor, old: CodedParts) -> Tensor | None:
+    """Return the products of queries with what the codes of keys leave out at each position; None if that is nothing.
+
+    Returns
+    -------
+    Tensor or None
+        ``(B, H, group times new tokens, positions)`` float32.
+    """
+    rotary = None if old.bases is None else old.bases[0].rotary
+    if rotary is None or all(row.gain is None for row in old.rows):
+        return None
+    own = query.reshape(len(query), tail.shape[1], -1, query.shape[-1])
+    none = torch.zeros(len(own[0]), dtype=torch.float16, device=query.device)
+    gains = (none if row.gain is None else row.gain for row in old.rows)
+    return torch.stack([rotary.logits(each, gain, old.length) for each, gain in zip(own, gains, strict=True)])
 
 
 def all_seen(older: Tensor, old: CodedParts) -> bool:

@@ -85,6 +85,10 @@ class CodedParts(Store, ABC):
         """Number of places stored per KV head, padding included."""
         return self.rows[0].length
 
+    def columns(self, row: int) -> Tensor | None:
+        """Return where a row's stored places are in the sequence, ``(H, stored)``; None for all, in order."""
+        return None if self.positions is None else self.positions[row]
+
     def own_rows(self) -> Iterable[CodedRow]:
         """Return every row once, however many sequences share it."""
         return {id(row): row for row in self.rows}.values()

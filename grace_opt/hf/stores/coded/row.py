@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...._util.arrays import to_device
 from ....kernels.cache.coded.table import CodedSequence, CodesTable, table_of, units_of
 from ...bases.basis import Basis
+from ...bases.rotary import positions_of
 from ..plan import LayerPlan
 from .bitplanes import append_bits, unpack_bits
 from .codes import Codes
@@ -48,6 +50,10 @@ class CodedRow:
         ``(H, d, d)`` float16: the prompt's own basis, if it has one.
     bits : (float, float)
         Mean bits per element of keys and of values that every segment has, with everything counted.
+    gain : Tensor or None
+        ``(H,)`` float16: how much of the rotary mean is not in the codes of keys; None if nothing was taken off.
+    origin : int
+        Place in the sequence, padding included, whose position is 0: the first token that is no padding, as a rule.
     tokens, waits : int
         Number of coded tokens, and of those among them that wait.
     """
@@ -61,6 +67,8 @@ class CodedRow:
     key_decode: Tensor | None = None
     value_decode: Tensor | None = None
     bits: tuple[float, float] = (0.0, 0.0)
+    gain: Tensor | None = None
+    origin: int = 0
     tokens: int = field(init=False)
     waits: int = field(init=False)
     _table: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -73,13 +81,15 @@ class CodedRow:
         object.__setattr__(self, "waits", waits)
         object.__setattr__(self, "tokens", sum(segment.tokens for segment in self.segments) + waits)
 
-    def dense(self, bases: tuple[Basis, Basis] | None) -> tuple[Tensor, Tensor]:
+    def dense(self, bases: tuple[Basis, Basis] | None, columns: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return keys ``(H, length, d)`` and values ``(H, length, d_v)`` in the order of the sequence; 0 at padding.
 
         Parameters
         ----------
         bases : (Basis, Basis) or None
             Those of keys and values; not read if the row has its own.
+        columns : Tensor or None
+            ``(H, length)``: where the places are in the sequence, padding included; None for all, in order.
         """
         parts = [segment.coordinates() for segment in self.segments]
         if self.waiting is not None:
@@ -90,7 +100,10 @@ class CodedRow:
         ):
             together = sinks
             if parts:
-                tokens = decoded(torch.cat([part[number] for part in parts], dim=1), decode, sinks.dtype)
+                tokens = decoded(torch.cat([part[number] for part in parts], dim=1), decode)
+                if number == 0 and bases is not None and self.gain is not None:
+                    tokens = _moved(tokens, bases[0], -self.gain, self.positions(columns)[..., sinks.shape[1] :])
+                tokens = _cast(tokens, sinks.dtype)
                 together = torch.cat([sinks, tokens], dim=1)
             if not together.shape[1]:  # nothing but padding
                 together = sinks.new_zeros(len(sinks), self.length, sinks.shape[-1])
@@ -101,7 +114,15 @@ class CodedRow:
             found.append(together)
         return found[0], found[1]
 
-    def appended(self, keys: Tensor, values: Tensor, bases: tuple[Basis, Basis] | None) -> CodedRow:
+    def positions(self, columns: Tensor | None = None) -> Tensor:
+        """Return the positions of all stored tokens but padding, ``(n,)`` or ``(H, n)``; `columns` as in `dense`."""
+        if columns is None:
+            columns = torch.arange(self.length, device="cpu")
+        if self.present is not None:
+            columns = columns[..., unpack_bits(self.present, self.length).bool().to(columns.device)]
+        return positions_of(columns, self.origin)
+
+    def appended(self, keys: Tensor, values: Tensor, bases: tuple[Basis, Basis] | None, column: int) -> CodedRow:
         """Append a block of newer tokens, which wait for their classes.
 
         A row without codes keeps them dense.
@@ -112,6 +133,8 @@ class CodedRow:
             ``(H, n, d)`` and ``(H, n, d_v)``, n the same for every block.
         bases : (Basis, Basis) or None
             As in `dense`.
+        column : int
+            Where the first of them is in the sequence, padding included.
         """
         more, present = keys.shape[1], self.present
         if present is not None:
@@ -121,6 +144,9 @@ class CodedRow:
             sink_keys, sink_values = torch.cat([self.sink_keys, keys], 1), torch.cat([self.sink_values, values], 1)
             return replace(grown, sink_keys=sink_keys, sink_values=sink_values)
         made, trellis = [], self.segments[0].keys.trellis
+        if self.gain is not None and bases is not None:
+            places = torch.arange(column, column + more, device="cpu")
+            keys = _moved(keys, bases[0], self.gain, positions_of(places, self.origin))
         for number, tensor in enumerate((keys, values)):
             own = (self.key_decode, self.value_decode)[number]
             encode = inverse(own) if own is not None else None if bases is None else bases[number].encode
@@ -176,16 +202,38 @@ class CodedRow:
         found: CodesTable = known["found"]
         return found
 
-    def sequence(self, bases: tuple[Basis, Basis] | None) -> CodedSequence:
-        """Return what `grace_opt.kernels.cache.coded` reads: made once, as `table` is; `bases` as in `dense`."""
+    def sequence(self, bases: tuple[Basis, Basis] | None, columns: Tensor | None = None) -> CodedSequence:
+        """Return what `grace_opt.kernels.cache.coded` reads: made once, as `table` is; parameters as in `dense`."""
         known = self._table.get("sequence")
         if known is None or known[0] is not bases or [part.data_ptr() for part in known[1]] != known[2]:
             table, dense = self.table(), (self.sink_keys, self.sink_values, *self.decodes(bases))
             parts = [*self._table["first"], *(part for part in dense if part is not None)]
-            known = bases, parts, [part.data_ptr() for part in parts], CodedSequence(table, *dense)
+            known = (
+                bases,
+                parts,
+                [part.data_ptr() for part in parts],
+                CodedSequence(table, *dense, self._coded_positions(bases, columns)),
+            )
             self._table["sequence"] = known
         found: CodedSequence = known[3]
         return found
+
+    def _coded_positions(self, bases: tuple[Basis, Basis] | None, columns: Tensor | None) -> Tensor | None:
+        """Return the position of every coded token, in the order of `table`, ``(H, T)``; None if none is asked for."""
+        if bases is None or bases[0].rotary is None or not self.segments:
+            return None
+        if "positions" not in self._table:
+            sinks = self.sink_keys.shape[1]
+            every = to_device(self.positions(columns)[..., sinks:], self.sink_keys.device)
+            every, parts, first = every.expand(len(self.sink_keys), -1), [], 0
+            for segment in self.segments:
+                parts.append(every[:, first : first + segment.tokens].gather(1, segment.order()))
+                first += segment.tokens
+            found = torch.cat([*parts, every[:, first:]], dim=1)
+            small = columns is None and self.length <= torch.iinfo(torch.int16).max
+            self._table["positions"] = found.to(torch.int16 if small else torch.int32).contiguous()
+        positions: Tensor = self._table["positions"]
+        return positions
 
     def table_tensors(self) -> dict[str, Tensor]:
         """Return what `table` has made, by name; nothing before the first step that reads codes where they lie."""
@@ -194,6 +242,8 @@ class CodedRow:
         found: CodesTable = self._table["found"]
         named = {"table.units": torch.from_numpy(found.units), "table.tasks": torch.from_numpy(found.tasks)}
         of_gpu = (each.tensors() for each in found.on_device)
+        if "positions" in self._table:
+            named["table.positions"] = self._table["positions"]
         return named | {f"table.gpu.{name}": tensor for each in of_gpu for name, tensor in each.items()}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -217,7 +267,7 @@ class CodedRow:
 
     def _plain(self) -> dict[str, Tensor]:
         """Return the tensors that are not of codes."""
-        names = ("sink_keys", "sink_values", "present", "key_decode", "value_decode")
+        names = ("sink_keys", "sink_values", "present", "key_decode", "value_decode", "gain")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
@@ -237,9 +287,17 @@ def inverse(decode: Tensor) -> Tensor:
     return encode.float()
 
 
-def decoded(coordinates: Tensor, decode: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return the tokens ``(H, T, d)`` with these coordinates, of a type; `decode` as in `CodedRow.decodes`."""
-    tokens = coordinates if decode is None else coordinates @ decode.float()
+def decoded(coordinates: Tensor, decode: Tensor | None) -> Tensor:
+    """Return the tokens ``(H, T, d)`` with these coordinates; `decode` as in `CodedRow.decodes`."""
+    return coordinates if decode is None else coordinates @ decode.float()
+
+
+def _moved(keys: Tensor, basis: Basis, gain: Tensor, positions: Tensor) -> Tensor:
+    """Return keys less so much of the rotary mean of a basis; as they are if it has none."""
+    return keys if basis.rotary is None else basis.rotary.taken_off(keys, gain, positions)
+
+
+def _cast(tokens: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == torch.float16:  # an error must not take the largest numbers beyond it
         tokens = tokens.clamp(-_LARGEST, _LARGEST)
     return tokens.to(dtype)

@@ -24,6 +24,8 @@ from .segment import Segment
 Require = Callable[[bool, str], None]
 #: What the metadata say about the coded tokens of a layer, beside their ``length``.
 CODED_FIELDS = ("rows", "waiting", "block", "bits", "stored", "sequences")
+#: One more, if there is padding: the place of each row whose position is 0.
+ORIGIN = "origin"
 _OF_CODES = ("levels", "means", "scales", "unit")
 _OWN_BASES = ("key_decode", "value_decode")
 _SINKS = ("sink_keys", "sink_values")
@@ -47,7 +49,8 @@ def taken_apart(
         tensors["positions"] = positions
     numbers = {id(row): number for number, row in enumerate(rows)}
     waiting = [0 if row.waiting is None else row.waiting[0].counts[0] for row in rows]
-    return tensors, {
+    said = {} if not any(row.origin for row in rows) else {ORIGIN: [row.origin for row in rows]}
+    return tensors, said | {
         "rows": [[list(segment.keys.counts) for segment in row.segments] for row in rows],
         "waiting": [row.waits for row in rows],
         "block": max(waiting),
@@ -109,6 +112,9 @@ class RowCheck:
         self.require(len(together) <= 1, f"waiting={waiting!r} differ, and rows grow together")
         fits = isinstance(bits, list) and len(bits) == len(counts) and all(_is_bits(each) for each in bits)
         self.require(fits, f"bits={bits!r} are not the bits of keys and values of {len(counts)} rows")
+        origins = said.get(ORIGIN, [0] * len(counts))
+        fits = isinstance(origins, list) and len(origins) == len(counts) and all(_at_least(each, 0) for each in origins)
+        self.require(fits, f"{ORIGIN}={origins!r} are not the places of {len(counts)} rows that have position 0")
         self.require(_at_least(stored, 1), f"stored={stored!r} is not a number of tokens")
         used = list(range(len(counts)))
         fits = isinstance(sequences, list) and all(_at_least(each, 0) for each in sequences)
@@ -124,7 +130,7 @@ class RowCheck:
             self._row(
                 f"row {number}",
                 parts[number],
-                _Row(counts[number], waiting[number], block, tuple(bits[number])),
+                _Row(counts[number], waiting[number], block, tuple(bits[number]), origins[number]),
                 stored,
             )
             for number in used
@@ -139,7 +145,7 @@ class RowCheck:
             wanted |= {f"segments.{number}.{name}" for name in ("classes", *_names_of_codes(len(counts)))}
         if said.waiting:
             wanted |= {f"waiting.{name}" for name in _names_of_codes(1)}
-        lost, more = sorted(wanted - set(parts)), sorted(set(parts) - wanted - {"present"})
+        lost, more = sorted(wanted - set(parts)), sorted(set(parts) - wanted - {"present", "gain"})
         self.require(not lost, f"{where} lacks tensors: {', '.join(lost)}")
         self.require(not more, f"{where} has tensors that do not belong: {', '.join(more)}")
         for name, width in zip(_SINKS, (self.width, self.depth), strict=True):
@@ -157,7 +163,11 @@ class RowCheck:
             waiting = keys, values
         self._bases(where, {name: parts[name] for name in own})
         plain = {name: tensor for name, tensor in parts.items() if "." not in name}
-        row = CodedRow(segments, waiting, length=stored, bits=said.bits, **plain)
+        row = CodedRow(segments, waiting, length=stored, bits=said.bits, origin=said.origin, **plain)
+        if row.gain is not None:
+            self._shaped(f"{where}.gain", row.gain, torch.float16, (self.heads,))
+            within = bool(((row.gain >= 0) & (row.gain <= 1)).all())
+            self.require(within and bool(row.segments), f"{where}.gain is no share of a mean, or of no coded tokens")
         if row.present is not None:
             self._shaped(f"{where}.present", row.present, torch.uint8, (_bytes(stored),))
         here = stored if row.present is None else int(unpack_bits(row.present, stored).sum())
@@ -225,12 +235,13 @@ class RowCheck:
 
 @dataclass(frozen=True)
 class _Row:
-    """What the metadata say of a row: tokens of each class of each segment, waiting tokens and their blocks, bits."""
+    """What the metadata say of a row: tokens of each class of each segment; waiting tokens, blocks; bits; origin."""
 
     segments: Sequence[Sequence[int]]
     waiting: int
     block: int
     bits: tuple[float, float]
+    origin: int
 
 
 def _names_of_codes(classes: int) -> list[str]:

@@ -31,7 +31,7 @@ from .table import COLUMNS, CodedSequence, CodesTable, batched
 MAX_ROWS = 256
 #: Number of entries of what the loops get; of these, the address of the sizes, and the first of those that differ from
 #: step to step; of the sizes, the first that does, and the first of the sequences.
-ENTRIES, SIZES_ENTRY, WORKSPACE_ENTRY, STEP_ENTRY, SEQUENCES_ENTRY = 19, 8, 12, 19 + 6, 19 + 33
+ENTRIES, SIZES_ENTRY, WORKSPACE_ENTRY, STEP_ENTRY, SEQUENCES_ENTRY = 19, 8, 12, 19 + 6, 19 + 36
 #: Addresses of what is worked with, of the books, the output and the attention received; of sizes, those of
 #: `STEP_ENTRY`.
 ADDRESSES, STEP = Struct(f"{ENTRIES - WORKSPACE_ENTRY}q"), Struct(f"{SEQUENCES_ENTRY - STEP_ENTRY}q")
@@ -87,6 +87,7 @@ def coded_attention(
     causal: bool = True,
     before: Tensor | None = None,
     trellis: bool = False,
+    added: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute attention over sinks, coded tokens and a dense tail.
 
@@ -118,6 +119,9 @@ def coded_attention(
     trellis : bool
         Whether codes are those of a trellis, which are read as one bit more
         (:mod:`grace_opt.kernels.cache.coding.trellis`).
+    added : Tensor or None
+        ``(B, H, R, n)`` float32: products of each query row with what the codes of keys leave out, at each position;
+        sequences with ``positions`` get them. Row r is query head ``r // L`` of the group, token ``r % L``.
 
     Returns
     -------
@@ -135,7 +139,7 @@ def coded_attention(
     loops = _loops()
     inputs = laid_out(
         *(query, sequences, None, tail_keys, tail_values, books, newest, dense_newest),
-        *(attention_mask, scaling, softcap, causal, before, trellis),
+        *(attention_mask, scaling, softcap, causal, before, trellis, added),
     )
     plan = inputs.plan
     loops.prepare_at(inputs.address)
@@ -240,6 +244,7 @@ def laid_out(
     causal: bool,
     before: Tensor | None,
     trellis: bool = False,
+    added: Tensor | None = None,
 ) -> LoopInputs:
     """Return what the loops get.
 
@@ -265,6 +270,8 @@ def laid_out(
     before : Tensor or None
         ``(B, H, 3, n)``.
     trellis : bool
+    added : Tensor or None
+        ``(B, H, R, n)``.
     """
     plan = _plan_for(query, sequences, table, tail_keys, tail_values, newest, dense_newest, scaling, softcap)
     (batch, query_heads, length, _), (_, heads, tail, value_width) = query.shape, tail_values.shape
@@ -282,6 +289,11 @@ def laid_out(
         if before.dtype != torch.float32 or not before.is_contiguous():
             before = before.float().contiguous()
         before_address = before.data_ptr()
+    of_added = [0, 0, 0]
+    if added is not None:
+        check_added(added, sequences, heads, query_heads // heads * length)
+        added = added.float().contiguous()
+        of_added = [added.data_ptr(), 4 * added.stride(1), 4 * added.stride(2)]
     output = torch.empty(batch, length, query_heads, value_width, dtype=torch.float32, device="cpu")
     received = torch.empty(batch, heads, 3, newest, dtype=torch.float32, device="cpu")
     workspace, data = workspace_for(plan.numbers), plan.data[:]
@@ -297,9 +309,9 @@ def laid_out(
     ADDRESSES.pack_into(data, WORKSPACE_ENTRY * PLACE, *areas, books.data_ptr(), output.data_ptr(), received.data_ptr())
     logit_space = max(plan.logit_space, rounded(plan.sinks + tail + 2 * LANES))
     places = query.data_ptr(), *query.stride(), tail_keys.data_ptr(), *tail_keys.stride()
-    more = tail_values.data_ptr(), *tail_values.stride(), before_address, known, trellis
+    more = tail_values.data_ptr(), *tail_values.stride(), before_address, known, trellis, *of_added
     STEP.pack_into(data, STEP_ENTRY * PLACE, kind, logit_space, newest, tail, *mask_place, *places, *more)
-    return LoopInputs(data, address, ENTRIES, output, received, plan, [mask, floats, workspace, books, before])
+    return LoopInputs(data, address, ENTRIES, output, received, plan, [mask, floats, workspace, books, before, added])
 
 
 def _plan_for(
@@ -357,8 +369,13 @@ def _planned(
     numbers = [pairs, batch, padded, wide, news, count, len(table.units), value_wide]
     numbers += [0, *table.addresses, scales.buffer_info()[0], *[0] * (ENTRIES - WORKSPACE_ENTRY)]
     numbers += [0, heads, group, length, width, value_width, *[0] * (SEQUENCES_ENTRY - STEP_ENTRY)]
-    for (_, entries), more in zip(dense, dense_newest, strict=True):
-        numbers += [*entries, more]
+    for (_, entries), more, sequence in zip(dense, dense_newest, sequences, strict=True):
+        at = sequence.positions
+        numbers += [
+            *entries,
+            more,
+            *([0] * 3 if at is None else (at.data_ptr(), at.stride(0) * at.itemsize, at.itemsize)),
+        ]
     numbers += [0] * pairs
     logit_space = rounded(COLUMNS + 2 * BLOCK * table.most)
     alone = table.numbers * (width + value_width) < ALONE_BELOW
@@ -425,6 +442,16 @@ def check_shapes(query: Tensor, sequences: Sequence[CodedSequence], keys: Tensor
             f"queries {tuple(query.shape)}, the tail's keys {tuple(keys.shape)} and values {tuple(values.shape)}, and "
             f"{len(sequences)} coded sequences with {[len(sequence.sink_keys) for sequence in sequences]} heads do not "
             "fit"
+        )
+
+
+def check_added(added: Tensor, sequences: Sequence[CodedSequence], heads: int, rows: int) -> None:
+    """Raise unless what is added by position has the right shape, and the sequences have positions."""
+    fits = added.dim() == 4 and added.shape[:3] == (len(sequences), heads, rows)
+    if not fits or any(sequence.positions is None for sequence in sequences if sequence.table.numbers):
+        raise CacheError(
+            f"what is added by position is {tuple(added.shape)}, not ({len(sequences)}, {heads}, {rows}, positions), "
+            "or a sequence has no positions"
         )
 
 

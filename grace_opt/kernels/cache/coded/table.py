@@ -80,6 +80,9 @@ class CodedSequence:
         ``(H, s, d)`` and ``(H, s, d_v)``, dense.
     key_basis, value_basis : Tensor or None
         ``(H, d, d)`` and ``(H, d_v, d_v)``: coordinates times these are keys, and values; None if they are these.
+    positions : Tensor or None
+        ``(H, columns)`` int16 or int32: of each coded token, in the order of the units; None where nothing is added by
+        position.
     on_host : dict
         On a CPU, what :mod:`grace_opt.kernels.cache.coded.host` says in every step; empty before.
     """
@@ -89,11 +92,12 @@ class CodedSequence:
     sink_values: Tensor
     key_basis: Tensor | None
     value_basis: Tensor | None
+    positions: Tensor | None = None
     on_host: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """Return what is dense: the sinks, and the bases if there are any."""
-        return self.sink_keys, self.sink_values, self.key_basis, self.value_basis
+        """Return what is dense: the sinks, and the bases and positions if there are any."""
+        return self.sink_keys, self.sink_values, self.key_basis, self.value_basis, self.positions
 
 
 class StoredCodes(Protocol):

@@ -47,14 +47,21 @@ def _agrees(
     sinks, tails = draw(device, 2, 2, 3, 20), draw(device, 2, 1, 2, 9, 20)
     query, sinks, tails = query.to(dtype), sinks.to(dtype), tails.to(dtype)
     (keys, dense_keys), (values, dense_values) = (codes(device, books, seed, trellis=trellis) for seed in (0, 1))
-    table = table_of([units_of(keys, values, 2)], 2)
-    sequence = CodedSequence(table, sinks[0], sinks[1], bases[0], bases[1])
-    output, received = attend(query, [sequence], tails[0], tails[1], books, 9, [0], trellis=trellis)
+    table, count = table_of([units_of(keys, values, 2)], 2), sum(COUNTS)
+    # A trellis' codes also leave something out, which is added by position.
+    positions = (torch.arange(2 * count, device=device) * 7 % 150).view(2, count).to(torch.int16)
+    added = draw(device, 1, 2, 4, 150).float() if trellis else None
+    sequence = CodedSequence(table, sinks[0], sinks[1], bases[0], bases[1], positions)
+    output, received = attend(query, [sequence], tails[0], tails[1], books, 9, [0], trellis=trellis, added=added)
     every = [
         torch.cat([tensor.double(), dense @ basis.double(), tail[0].double()], dim=1)
         for tensor, dense, basis, tail in zip(sinks, (dense_keys, dense_values), bases, tails, strict=True)
     ]
-    logits = query.double().view(2, 4, 20) @ every[0].mT * 20**-0.5
+    logits = query.double().view(2, 4, 20) @ every[0].mT
+    if added is not None:
+        where = positions.long()[:, None].expand(-1, 4, -1)
+        logits[..., 3 : 3 + count] += added[0].double().gather(-1, where)
+    logits *= 20**-0.5
     last = torch.arange(2, device=device).repeat(2) + every[0].shape[1] - 2
     logits.masked_fill_(torch.arange(every[0].shape[1], device=device) > last[:, None], -torch.inf)
     weights = logits.softmax(-1)

@@ -53,12 +53,13 @@ BOOK = 256 * BYTES
 HEADS, GROUP, LENGTH, WIDTH, VALUE_WIDTH, KIND, SPACE, NEWS, IN_TAIL, MASK = range(1, 11)
 QUERY, TAIL_KEYS, TAIL_VALUES = 15, 20, 25
 #: Address of what the newest tokens had received before, or 0, and of how many of them; 1 if codes are those of a
-#: trellis, else 0.
-BEFORE, IN_BEFORE, TRELLIS, SEQUENCES = 30, 31, 32, 33
+#: trellis, else 0; address and strides, in bytes, of pairs and of rows of what is added to logits by position, or 0.
+BEFORE, IN_BEFORE, TRELLIS, ADDED, SEQUENCES = 30, 31, 32, 33, 36
 #: After these, of each sequence: number of sinks; address and steps (head, token) of their keys, and of their values;
-#: address and step of the basis of keys, and of values, or 0; how many of the sinks are among the newest tokens. At the
-#: end, of each pair of a sequence and a KV head, how many of its tasks are done.
-SINKS, SINK_KEYS, SINK_VALUES, KEY_BASIS, VALUE_BASIS, IN_SINKS, OF_SEQUENCE = 0, 1, 4, 7, 9, 11, 12
+#: address and step of the basis of keys, and of values, or 0; how many of the sinks are among the newest tokens;
+#: address, step and bytes of the columns' positions, or 0. At the end, of each pair of a sequence and a KV head, how
+#: many of its tasks are done.
+SINKS, SINK_KEYS, SINK_VALUES, KEY_BASIS, VALUE_BASIS, IN_SINKS, POSITIONS, OF_SEQUENCE = 0, 1, 4, 7, 9, 11, 12, 15
 
 
 @inlined
@@ -174,9 +175,26 @@ def next_planes(units, first, last, tensor, column, start, stop):
 
 
 @inlined
+def add_by_position(line, numbers, count, positions, size, factor):
+    """Add to logits what is known of the positions of `count` columns: numbers at an address, times a factor.
+
+    `positions` is the address of the first column's, of `size` bytes each.
+    """
+    known = array_at(numbers, (1,), np.float32)
+    if size == 2:
+        short = array_at(positions, (1,), np.int16)
+        for t in range(count):
+            line[t] += known[short[t]] * factor
+    else:
+        long = array_at(positions, (1,), np.int32)
+        for t in range(count):
+            line[t] += known[long[t]] * factor
+
+
+@inlined
 def attend_coded(
     units, limits, widths, turned, books, softcap, outer, logits, newest, state, workspace, none, sizes, tasks, turn,
-    longer,
+    longer, added,
 ):  # fmt: skip
     """Attend with a few rows to a split of one head's columns.
 
@@ -204,6 +222,9 @@ def attend_coded(
     longer : (bytes,) uint8, or None
         Workspace for planes of a trellis as they are read, if they are written; no bytes without a trellis, None where
         there never is one.
+    added : five int64 and a float32
+        What is added to logits by position: address of the first row's numbers, or 0, and step; number of rows; address
+        and size of the positions of the head's columns; a factor.
     """
     rows = len(none) // VECTORS
     largest, sums, products = state
@@ -236,6 +257,9 @@ def attend_coded(
             add_logits(source, starts, offset, step, tokens, *of_rows, to, logit_step, none, (octets, upcoming), longer)
         for row in range(rows):
             line = logits[row]
+            if added[0] and row < added[2]:
+                at = added[3] + (column - units[unit, COUNT] + a) * added[4]
+                add_by_position(line[place:], added[0] + row * added[1], b - a, at, added[4], added[5])
             if softcap:
                 cap(line[place:end], outer)
             for t in range(place + b - a, end):
@@ -385,7 +409,10 @@ def attend_task(task, arrays, books, workspaces, none, turn, longer):
         else:
             limits = tasks[task, 1], tasks[task, 2], tasks[task, 3], tasks[task, 4]
             few = queries[1, pair, row:upto]
-            rest = softcap, outer, logits, written, own, workspace, none, sizes, tasks, turn, longer
+            of = sizes[SEQUENCES + b * OF_SEQUENCE + POSITIONS :]
+            to_rows = sizes[ADDED] + pair * sizes[ADDED + 1] + row * sizes[ADDED + 2]
+            added = to_rows * min(sizes[ADDED], 1), sizes[ADDED + 2], rows - row, of[0] + h * of[1], of[2], scales[0]
+            rest = softcap, outer, logits, written, own, workspace, none, sizes, tasks, turn, longer, added
             attend_coded(units, limits, widths, few, books, *rest)
 
 

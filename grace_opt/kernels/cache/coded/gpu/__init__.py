@@ -41,7 +41,7 @@ from torch import Tensor
 from .....errors import CacheError
 from ...decode.gpu import read_mask
 from ...decode.host import scales_of
-from ..host import MAX_ROWS, check_shapes
+from ..host import MAX_ROWS, check_added, check_shapes
 from ..table import CodedSequence
 from .attend import prepare
 from .batch import TYPES, batch_of
@@ -91,6 +91,7 @@ def coded_attention(
     causal: bool = True,
     before: Tensor | None = None,
     trellis: bool = False,
+    added: Tensor | None = None,
     *,
     split_tokens: int | None = None,
     splits: int | None = None,
@@ -103,7 +104,7 @@ def coded_attention(
         As for `grace_opt.kernels.cache.coded.host.coded_attention`; all on one device.
     before
         As there; on any device.
-    trellis
+    trellis, added
         As there.
     split_tokens, splits : int or None
         Tokens per split of coded ones (128 or 256), and number of splits of dense ones per head, for measurements; None
@@ -125,6 +126,10 @@ def coded_attention(
     if reason is not None:
         raise CacheError(f"the kernel for coded tokens cannot be used: {reason}; make keys and values dense")
     _check(query, sequences, tail_keys, tail_values, books)
+    if added is not None:
+        heads = tail_keys.shape[1]
+        check_added(added, sequences, heads, query.shape[1] // heads * query.shape[2])
+        added = added.float().contiguous()
     levels = levels_of(books, trellis)
     if not len(query) or not query.shape[2]:
         output = query.new_empty(len(query), query.shape[2], query.shape[1], tail_values.shape[3])
@@ -148,6 +153,7 @@ def coded_attention(
                 split_tokens,
                 splits,
                 trellis,
+                added,
             )
     if before is not None:
         received[..., : before.shape[3]] += before.to(received.device)

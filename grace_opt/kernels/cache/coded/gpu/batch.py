@@ -17,9 +17,9 @@ from .numbers import CHUNKS, EMPTY, PADDING, list_channels
 
 #: Fields of a pair, one head of one sequence: its first unit, how many it has; how many sinks, and how many of these,
 #: the last ones, are among the newest tokens; address and step, in numbers, of the sinks' keys, then of their values;
-#: addresses of the bases of keys and of values, or 0.
+#: addresses of the bases of keys and of values, or 0; address and bytes of the positions of coded tokens, or 0.
 FIRST_UNIT, UNIT_COUNT, SINKS, NEWEST_SINKS, SINK_KEYS, SINK_VALUES, KEY_BASIS, VALUE_BASIS = 0, 1, 2, 3, 4, 6, 8, 9
-PAIR_FIELDS = 10
+POSITIONS, PAIR_FIELDS = 10, 12
 #: Types of queries, of dense tokens and of sinks.
 TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -61,15 +61,19 @@ class Batch(NamedTuple):
     splits_by_size: dict[int, Tensor]
 
     def splits(self, size: int) -> Tensor:
-        """Return splits of so many tokens, ``(B, P, 2)`` int32: unit of a head, -1 if there are no more, and token."""
+        """Return splits of so many tokens, ``(B, P, 3)`` int32: unit (-1: none), first token in it, and in the head."""
         if size not in self.splits_by_size:
             every = [
-                [(unit, first) for unit, count in enumerate(counts.tolist()) for first in range(0, count, size)]
+                [
+                    (unit, first, int(before) + first)
+                    for unit, (count, before) in enumerate(zip(counts, np.cumsum(counts) - counts, strict=True))
+                    for first in range(0, int(count), size)
+                ]
                 for counts in self.counts
             ]
             most = max(map(len, every))
-            table = np.array([each + [(-1, 0)] * (most - len(each)) for each in every], np.int32)
-            self.splits_by_size[size] = torch.from_numpy(table.reshape(len(every), most, 2)).to(self.pairs.device)
+            table = np.array([each + [(-1, 0, 0)] * (most - len(each)) for each in every], np.int32)
+            self.splits_by_size[size] = torch.from_numpy(table.reshape(len(every), most, 3)).to(self.pairs.device)
         return self.splits_by_size[size]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -136,6 +140,9 @@ def _made(
                 own = basis.detach().float().contiguous()
                 pair[:, field] = own.data_ptr() + own.element_size() * own.stride(0) * head
                 copies += [] if own.data_ptr() == basis.data_ptr() else [own]
+        if (places := sequence.positions) is not None:
+            pair[:, POSITIONS] = places.data_ptr() + places.itemsize * places.stride(0) * head
+            pair[:, POSITIONS + 1] = places.itemsize
         counts.append(sequence.table.units[:of_head, COUNT])
         before += len(sequence.table.units)
     device, count = sequences[0].sink_keys.device, len(table.units)

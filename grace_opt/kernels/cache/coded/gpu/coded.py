@@ -18,15 +18,20 @@ from .values import SHARE, by_values, joined_limbs, store_values
 
 NO_MASK = tl.constexpr(kinds.NO_MASK)
 COUNT, NEWEST = tl.constexpr(forms.COUNT), tl.constexpr(forms.NEWEST)
-FIRST_UNIT, PAIR_FIELDS = tl.constexpr(batch.FIRST_UNIT), tl.constexpr(batch.PAIR_FIELDS)
+FIRST_UNIT, PAIR_FIELDS, POSITIONS = (
+    tl.constexpr(batch.FIRST_UNIT),
+    tl.constexpr(batch.PAIR_FIELDS),
+    tl.constexpr(batch.POSITIONS),
+)
 
 
-@triton.jit(do_not_specialize=["newest", "every", "splits_per_head"])
+@triton.jit(do_not_specialize=["newest", "every", "splits_per_head", "added_count"])
 def attend_codes(
-    pairs, units, slots, chunks, weights, constants, factors, splits, levels, low_levels, signs, newest_out,
-    largest_out, sums_out, products_out, heads, value_width, newest, every, splits_per_head, weight_rows, outer,
-    SOFTCAP: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
-    SLOTS: tl.constexpr, VALUE_WIDTH: tl.constexpr, ASSEMBLY: tl.constexpr, TRELLIS: tl.constexpr,
+    pairs, units, slots, chunks, weights, constants, factors, splits, levels, low_levels, signs, added, newest_out,
+    largest_out, sums_out, products_out, heads, value_width, newest, every, splits_per_head, weight_rows, inner,
+    outer, added_count,
+    ADDED: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr,
+    T: tl.constexpr, SLOTS: tl.constexpr, VALUE_WIDTH: tl.constexpr, ASSEMBLY: tl.constexpr, TRELLIS: tl.constexpr,
 ):  # fmt: skip
     """Attend to one split of one pair with up to R of its query rows: logits, and what the split adds to the sums."""
     N: tl.constexpr = 2 * R
@@ -37,7 +42,7 @@ def attend_codes(
     row_exists = rows < ROWS
     place = (pair * every + split) * ROWS + rows
     products = products_out + place * value_width
-    of_sequence = splits + ((number // heads) * splits_per_head + split) * 2
+    of_sequence = splits + ((number // heads) * splits_per_head + split) * 3
     own_unit, first = tl.load(of_sequence), tl.load(of_sequence + 1)
     if own_unit < 0:  # another sequence has more
         tl.store(largest_out + place, tl.full([R], LEAST, tl.float32), mask=row_exists)
@@ -66,6 +71,20 @@ def attend_codes(
         token = tl.arange(0, T)
         token = first + 32 * (token % W) + token // W
         exists = token < count
+        if ADDED:
+            column = tl.load(of_sequence + 2) + token - first
+            at, size = (
+                tl.load(pairs + pair * PAIR_FIELDS + POSITIONS),
+                tl.load(pairs + pair * PAIR_FIELDS + POSITIONS + 1),
+            )
+            known = exists & (at != 0)
+            short = tl.load(at.to(tl.pointer_type(tl.int16)) + column, mask=known & (size == 2), other=0).to(tl.int32)
+            long = tl.load(at.to(tl.pointer_type(tl.int32)) + column, mask=known & (size == 4), other=0)
+            of_row = added + (pair * ROWS + rows).to(tl.int64) * added_count
+            more = tl.load(
+                of_row[None, :] + (short + long)[:, None], mask=known[:, None] & row_exists[None, :], other=0.0
+            )
+            x += more * inner
         x = seen_logits(tl.trans(x), token, exists, weights, 0, row_exists, newest_place, outer, NO_MASK, SOFTCAP)
         known = exists & (newest_place >= 0) & (newest_place + token < newest)
         to_newest = newest_out + (pair * ROWS + rows) * newest + newest_place

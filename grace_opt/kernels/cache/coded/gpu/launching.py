@@ -43,12 +43,13 @@ def launch(
     split_tokens: int | None,
     splits: int | None,
     trellis: bool,
+    added: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return output and attention received; all tensors are on the current device, and as they were checked to be.
 
     Parameters
     ----------
-    query, tail_keys, tail_values, newest, split_tokens, splits, trellis
+    query, tail_keys, tail_values, newest, split_tokens, splits, trellis, added
         As for `grace_opt.kernels.cache.coded.gpu.coded_attention`.
     batch : Batch
     levels : Levels
@@ -106,8 +107,9 @@ def launch(
     )  # fmt: skip
     if coded:
         attend_codes[(pairs, coded, parts)](
-            batch.pairs, batch.units, batch.slots, batch.chunks, weights, *constants, split_table, *levels, new_logits,
-            largest, sums, products, heads, value_width, newest, every, coded, stored, factors[1], SOFTCAP=softcap,
+            batch.pairs, batch.units, batch.slots, batch.chunks, weights, *constants, split_table, *levels,
+            sums if added is None else added, new_logits, largest, sums, products, heads, value_width, newest, every,
+            coded, stored, *factors, 0 if added is None else added.shape[3], ADDED=added is not None, SOFTCAP=softcap,
             EXACT=exact, ROWS=rows, R=at_once, T=split_tokens, SLOTS=slots, VALUE_WIDTH=value_block, ASSEMBLY=assembly,
             TRELLIS=trellis, num_warps=1 if at_once == FEWEST_ROWS else 4, num_stages=1,
         )  # fmt: skip

@@ -1,0 +1,227 @@
+r"""`RotaryMean`: what keys are on average at a position, for models that turn keys by it (RoPE).
+
+Before it is turned, a key has a mean: the projection's bias, and what all tokens have in common. Rotary embeddings turn
+each pair of channels by an angle that is proportional to the position, and the mean with them, so that no mean of the
+turned keys is near it. It is known all the same,
+
+.. math:: m_t = R_t\,\mu, \qquad q \cdot m_t = \mathrm{Re} \sum_j \bar q_j\, \mu_j\, e^{i \theta_j t},
+
+with the two channels of a pair as one complex number; so it is not stored with every token. What is coded is
+:math:`k_t - g\,m_t`, and the product with the query is added to the logits.
+
+It predicts, no more: with the wrong frequencies, or positions, codes take the same bits and lose more. So pairs of
+channels and their frequencies are chosen by what they explain (`choose_pairs`), and the factor g of each head by what
+they explain in the prompt (`RotaryMean.gain`): 0 where nothing.
+
+Source: Su et al., RoFormer (arXiv 2104.09864), for the embedding; the mean of what is turned back is this library's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from ..._util.arrays import to_device
+
+#: A pair is kept if it explains at least this share of what the keys of a layer would cost without any bits: each makes
+#: every step a little longer.
+LEAST_SHARE = 1e-3
+#: Neighbouring positions for which sines are looked up; those of the first ones are multiplied.
+BLOCK = 64
+#: The prompt's tokens of which one shows how much of the mean to take off.
+STRIDE = 4
+
+
+@dataclass(frozen=True)
+class RotaryMean:
+    """The mean of the keys of a layer in some pairs of channels, before they are turned.
+
+    Attributes
+    ----------
+    frequencies : Tensor
+        ``(P,)`` float64: angles per position, in radians.
+    channels : Tensor
+        ``(2, P)`` int64: the two channels of each pair.
+    mean : Tensor
+        ``(H, 2, P)`` float32.
+    """
+
+    frequencies: Tensor
+    channels: Tensor
+    mean: Tensor
+    _known: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def pairs(self, kept: Tensor) -> RotaryMean:
+        """Return some of the pairs."""
+        return RotaryMean(self.frequencies[kept.cpu()], self.channels[:, kept], self.mean[..., kept])
+
+    def heads(self, start: int, stop: int) -> RotaryMean:
+        """Return that of some of the heads."""
+        return RotaryMean(self.frequencies, self.channels, self.mean[start:stop])
+
+    def to(self, device: torch.device | str) -> RotaryMean:
+        """Copy what is multiplied to a device; the frequencies stay, as some devices have no float64."""
+        there = torch.device(device)
+        return RotaryMean(self.frequencies, to_device(self.channels, there), to_device(self.mean, there))
+
+    def turned(self, positions: Tensor) -> Tensor:
+        """Return the mean at some positions ``(n,)``, or ``(H, n)`` of each head: ``(H, n, 2, P)`` float32."""
+        cosines, sines = self._turns(positions)
+        first, second = (each[:, None] for each in self.mean.unbind(1))
+        return torch.stack([first * cosines - second * sines, second * cosines + first * sines], dim=2)
+
+    def turned_back(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """Return the mean over tokens of keys ``(H, n, d)``, turned back from positions ``(n,)``: ``(H, 2, P)``."""
+        cosines, sines = self._turns(positions)
+        first, second = (keys[..., channels].to(cosines.dtype) for channels in self.channels)
+        return torch.stack([first * cosines + second * sines, second * cosines - first * sines], dim=1).mean(2)
+
+    def gain(self, keys: Tensor, metric: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the factor of the mean, from 0 to 1, with which each head's keys cost least, and what that saves.
+
+        Parameters
+        ----------
+        keys : Tensor
+            ``(H, n, d)``.
+        metric : Tensor
+            ``(H, d, d)``: how errors count, of which the diagonal is read.
+        positions : Tensor
+            ``(n,)`` or ``(H, n)``.
+
+        Returns
+        -------
+        gain : Tensor
+            ``(H,)`` float16.
+        saved : Tensor
+            ``()`` float32, of all heads together.
+        """
+        some = keys[:, ::STRIDE]
+        means = self.turned(positions[..., ::STRIDE])
+        found = torch.stack([some[..., channels].float() for channels in self.channels], dim=2)
+        means, found = (each - each.mean(1, keepdim=True) for each in (means, found))
+        weights = torch.diagonal(metric, dim1=-2, dim2=-1).float()
+        weights = torch.stack([weights[:, channels] for channels in self.channels], dim=1)[:, None]
+        norm = (means.square() * weights).sum((1, 2, 3))
+        product = (means * found * weights).sum((1, 2, 3))
+        share = torch.where(norm > 0, product / norm, 0).nan_to_num(0.0).clamp(0, 1).half()
+        return share, (share * (2 * product - share * norm)).sum()
+
+    def taken_off(self, keys: Tensor, gain: Tensor, positions: Tensor) -> Tensor:
+        """Return keys ``(H, n, d)`` less so much of the mean, float32 or float64; with ``-gain``, it is added again."""
+        found = keys.to(torch.promote_types(keys.dtype, torch.float32)).clone()
+        means = self.turned(positions) * gain.float()[:, None, None, None]
+        for number, channels in enumerate(self.channels):
+            found[..., channels] -= means[:, :, number]
+        return found
+
+    def logits(self, queries: Tensor, gain: Tensor, count: int) -> Tensor:
+        """Return the products of queries and of the mean at positions 0, 1, …, ``(H, R, count)`` float32.
+
+        Parameters
+        ----------
+        queries : Tensor
+            ``(H, R, d)``.
+        gain : Tensor
+            ``(H,)``.
+        count : int
+            Number of positions.
+
+        Notes
+        -----
+        Of every block of 64 positions, the sum of P products is computed as matrix product with the sines of 64 angles.
+        """
+        blocks = -(-count // BLOCK)
+        first, second = (queries[..., channels].float() for channels in self.channels)
+        mean = self.mean * gain.float()[:, None, None]
+        a, b = mean[:, None, 0], mean[:, None, 1]
+        real, imaginary = first * a + second * b, first * b - second * a  # of the conjugate of q, times the mean
+        cosines, sines = (each[:blocks, None, None] for each in self._steps(BLOCK, blocks))
+        begun = torch.cat([real * cosines - imaginary * sines, -(real * sines + imaginary * cosines)], dim=-1)
+        found = begun @ torch.cat(self._steps(1, BLOCK), dim=-1).mT
+        return found.permute(1, 2, 0, 3).flatten(2)[..., :count]
+
+    def _steps(self, step: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines at multiples of a step, at least so many; once made, they are kept."""
+        known = self._known.get(step)
+        if known is None or len(known[0]) < count:
+            places = torch.arange(max(count, 2 * len(known[0]) if known else 0), device="cpu")
+            known = self._known[step] = self._turns(places * step)
+        return known
+
+    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines ``(..., n, P)`` float32 of the angles, computed in float64 on the CPU."""
+        angles = positions.cpu().double()[..., None] * self.frequencies
+        cosines, sines = (to_device(each.float(), self.mean.device) for each in (angles.cos(), angles.sin()))
+        return cosines, sines
+
+
+def positions_of(columns: Tensor, origin: int) -> Tensor:
+    """Return the positions of some places in a sequence, of which one has position 0, as those before it have."""
+    return (columns.long() - origin).clamp(min=0)
+
+
+def explained_by(mean: RotaryMean, keys: Tensor, positions: Tensor, queries: Tensor) -> Tensor:
+    """Return how much less the variance of keys costs once a mean is taken off, for each pair, ``(P,)`` float64.
+
+    Parameters
+    ----------
+    mean : RotaryMean
+    keys : Tensor
+        ``(H, n, d)``.
+    positions : Tensor
+        ``(n,)``.
+    queries : Tensor
+        ``(H, d)``: mean squares, by which errors count.
+    """
+    every = torch.ones(len(keys), dtype=torch.float32, device=keys.device)
+    found = keys.double(), mean.taken_off(keys, every, positions).double()
+    before, after = ((each - each.mean(1, keepdim=True)).square().mean(1) * queries.double() for each in found)
+    less = (before - after).sum(0)
+    return less[mean.channels].sum(0)
+
+
+def choose_pairs(keys: Tensor, queries: Tensor, positions: Tensor, candidates: Sequence[Tensor]) -> RotaryMean | None:
+    """Return the pairs of channels that a model turns together, with the mean of a text; None if it seems to turn none.
+
+    Parameters
+    ----------
+    keys, queries, positions
+        As for `explained_by`.
+    candidates : sequence of Tensor
+        Frequencies, ``(P,)`` each, that the model may turn by. Pairs are neighbours, or half of the turned channels
+        apart, and these are the first ones or the last: what explains most is taken.
+    """
+    best, chosen = 0.0, None
+    for frequencies in candidates:
+        for channels in _layouts(len(frequencies), keys.shape[-1]):
+            own = to_device(channels, keys.device)
+            nothing = torch.zeros(len(keys), 2, len(frequencies), dtype=torch.float32, device=keys.device)
+            found = RotaryMean(frequencies, own, nothing)
+            found = replace(found, mean=found.turned_back(keys, positions).float())
+            explained = float(explained_by(found, keys, positions, queries).sum())
+            if explained > best:
+                best, chosen = explained, found
+    return chosen
+
+
+def frequencies_of(model: nn.Module) -> list[Tensor]:
+    """Return the frequencies of all rotary embeddings of a model, ``(P,)`` float64 each, equal ones once."""
+    found: list[Tensor] = []
+    for name, buffer in model.named_buffers():
+        if "inv_freq" in name and buffer.dim() == 1 and buffer.is_floating_point() and buffer.numel():
+            here = buffer.detach().cpu().double()
+            if here.isfinite().all() and not any(torch.equal(here, other) for other in found):
+                found.append(here)
+    return found
+
+
+def _layouts(pairs: int, width: int) -> list[Tensor]:
+    """Return the channels ``(2, pairs)`` that a model of some width may turn together."""
+    first = torch.arange(pairs, device="cpu")
+    if 2 * pairs > width:
+        return []
+    found = [torch.stack([first, first + pairs]), torch.stack([2 * first, 2 * first + 1])]
+    return found if 2 * pairs == width else [each + start for start in (0, width - 2 * pairs) for each in found]
