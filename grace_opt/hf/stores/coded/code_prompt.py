@@ -205,12 +205,11 @@ def _row(
         stored_values = stored_values.gather(1, place.expand(-1, -1, values.shape[-1]))
         present = None if present is None or left is None else present[left[number]]
         present = None if present is not None and bool(present.all()) else present
+    columns = torch.arange(old, device="cpu") if kept is None else kept[number]
     if present is not None:
         real = to_device(torch.nonzero(present)[:, 0], keys.device)
         stored_keys, stored_values = stored_keys[:, real], stored_values[:, real]
-    columns = torch.arange(old, device="cpu") if kept is None else kept[number]
-    if present is not None:
-        columns = columns[..., real.to(columns.device)]
+        columns = torch.nonzero(present)[:, 0] if kept is None else columns[:, real]
     return _Row(stored_keys, stored_values, own_keys, old, queries_of_row(over, number), present, columns, padding)
 
 
