@@ -19,6 +19,7 @@ from grace_opt.hf import CompressedCache, calibrate
 from grace_opt.hf.bases.rotary import RotaryMean, choose_pairs, explained_by, frequencies_of
 from grace_opt.hf.evict.eviction import SnapKV
 from grace_opt.hf.stores.coded import coded, row
+from grace_opt.kernels.cache.coded import turned_products
 from tests import oracle
 from tests.hf.matrix import model_of
 
@@ -65,8 +66,26 @@ def test_products_and_differences_are_those_of_complex_numbers(drawn, count, row
     found = rotary.logits(queries, gain, count)
     assert found.shape == (len(expected), rows, count)
     np.testing.assert_allclose(found.double().numpy(), products, atol=20 * allowed * width**0.5, rtol=1e-5)
+    means = (rotary.mean * gain.float()[:, None, None])[None]
+    compiled = turned_products(queries[None], means, rotary.channels, *rotary.tables(count), count)[0]
+    np.testing.assert_allclose(compiled.double().numpy(), products, atol=20 * allowed * width**0.5, rtol=1e-5)
     back = rotary.turned_back(torch.from_numpy(expected), torch.arange(count))
     np.testing.assert_allclose(back.numpy(), rotary.mean.double().numpy(), atol=allowed, rtol=1e-4)
+
+
+def test_threads_change_no_bit():
+    rotary = RotaryMean(frequencies(20), torch.arange(40).view(2, 20), torch.randn(3, 2, 20))
+    queries, means = torch.randn(2, 3, 5, 40), torch.randn(2, 3, 2, 20)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(turned_products(queries, means, rotary.channels, *rotary.tables(9000), 9000))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    expected = replace(rotary, mean=means[1]).logits(queries[1], torch.ones(3), 9000)
+    torch.testing.assert_close(found[0][1], expected, atol=1e-4, rtol=1e-5)
 
 
 def test_far_positions_are_exact():

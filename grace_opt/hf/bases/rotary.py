@@ -133,23 +133,27 @@ class RotaryMean:
         -----
         Of every block of 64 positions, the sum of P products is computed as matrix product with the sines of 64 angles.
         """
-        blocks = -(-count // BLOCK)
+        begins, places = self.tables(count)
         first, second = (queries[..., channels].float() for channels in self.channels)
         mean = self.mean * gain.float()[:, None, None]
         a, b = mean[:, None, 0], mean[:, None, 1]
         real, imaginary = first * a + second * b, first * b - second * a  # of the conjugate of q, times the mean
-        cosines, sines = (each[:blocks, None, None] for each in self._steps(BLOCK, blocks))
+        cosines, sines = begins[: -(-count // BLOCK), :, None, None].unbind(1)
         begun = torch.cat([real * cosines - imaginary * sines, -(real * sines + imaginary * cosines)], dim=-1)
-        found = begun @ torch.cat(self._steps(1, BLOCK), dim=-1).mT
-        return found.permute(1, 2, 0, 3).flatten(2)[..., :count]
+        return (begun @ places).permute(1, 2, 0, 3).flatten(2)[..., :count]
 
-    def _steps(self, step: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines at multiples of a step, at least so many; once made, they are kept."""
-        known = self._known.get(step)
-        if known is None or len(known[0]) < count:
-            places = torch.arange(max(count, 2 * len(known[0]) if known else 0), device="cpu")
-            known = self._known[step] = self._turns(places * step)
-        return known
+    def tables(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines at every 64th of `count` positions or more, ``(blocks, 2, P)``; and at the first 64.
+
+        The latter are ``(2 P, 64)``, cosines first. Once made, they are kept.
+        """
+        begins, places = self._known.get(0, (None, None))
+        if begins is None or places is None or len(begins) * BLOCK < count:
+            blocks = max(-(-count // BLOCK), 0 if begins is None else 2 * len(begins))
+            begins = torch.stack(self._turns(BLOCK * torch.arange(blocks, device="cpu")), dim=1)
+            places = torch.cat(self._turns(torch.arange(BLOCK, device="cpu")), dim=1).mT.contiguous()
+            self._known[0] = begins, places
+        return begins, places
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines ``(..., n, P)`` float32 of the angles, computed in float64 on the CPU."""

@@ -97,7 +97,10 @@ def left_out(query: Tensor, tail: Tensor, old: CodedParts) -> Tensor | None:
         return None
     own = query.reshape(len(query), tail.shape[1], -1, query.shape[-1])
     none = torch.zeros(len(own[0]), dtype=torch.float16, device=query.device)
-    gains = (none if row.gain is None else row.gain for row in old.rows)
+    gains = [none if row.gain is None else row.gain for row in old.rows]
+    if query.is_cpu:
+        means = torch.stack([rotary.mean * gain.float()[:, None, None] for gain in gains])
+        return kernels.turned_products(own.float(), means, rotary.channels, *rotary.tables(old.length), old.length)
     return torch.stack([rotary.logits(each, gain, old.length) for each, gain in zip(own, gains, strict=True)])
 
 

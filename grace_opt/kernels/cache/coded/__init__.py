@@ -17,6 +17,7 @@ from ..._shared.operation import Compiled, Operation, Triton, trial_of
 from ..decode import MAX_KERNEL_QUERIES
 from .host import coded_attention, unsupported_reason
 from .table import CodedSequence as CodedSequence
+from .turned import turned_products as turned_products
 
 #: Fewer coded tokens are made dense in less time than compiling would take.
 CPU_MIN_TOKENS = 256

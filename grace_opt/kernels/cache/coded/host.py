@@ -292,7 +292,8 @@ def laid_out(
     of_added = [0, 0, 0]
     if added is not None:
         check_added(added, sequences, heads, query_heads // heads * length)
-        added = added.float().contiguous()
+        added = rowwise(added)
+        added = added if added.stride(0) == heads * added.stride(1) else added.contiguous()
         of_added = [added.data_ptr(), 4 * added.stride(1), 4 * added.stride(2)]
     output = torch.empty(batch, length, query_heads, value_width, dtype=torch.float32, device="cpu")
     received = torch.empty(batch, heads, 3, newest, dtype=torch.float32, device="cpu")
