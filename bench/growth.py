@@ -30,6 +30,7 @@ from bench.bits import REFERENCES
 from bench.caches import SINKS, calibrated
 from bench.caches import WINDOW as RECENT
 from bench.material import books, open_model, read_text
+from bench.passages import beginning, passage_at
 from bench.provenance import digest, origin_of, recorded, refuse
 from bench.report import BLACK, BLUE, GREEN, ORANGE, Page, parser_of, publish, table
 from grace_opt._util.progress import progress_bar
@@ -228,7 +229,7 @@ def of_texts(paths: Sequence[Path], tokenizer: Any, tokens: int) -> list[tuple[s
         start = int(0.3 * ids.shape[1])  # not the table of contents
         if ids.shape[1] - start < tokens:
             raise SystemExit(f"{name!r} has {ids.shape[1] - start} tokens after its first 30 %, of {tokens} needed")
-        found.append((name, ids[:, start : start + tokens]))
+        found.append((name, passage_at(ids, start, tokens, beginning(tokenizer))))
     return found
 
 

@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from bench.material import books, open_model, read_text
+from bench.passages import beginning
 from bench.provenance import digest, origin_of, recorded, refuse
 from bench.real_model_page import METHODS, OBSERVED, RATIOS, RECENT, page, summary
 from bench.report import parser_of, publish
@@ -34,11 +35,12 @@ from grace_opt.hf import CompressedCache, attention_implementation
 
 def passages(texts: Sequence[Path], tokenizer: Any, prompts: int, tokens: int) -> list[tuple[str, Tensor]]:
     """``prompts`` prompts of ``tokens`` tokens: the texts take turns, each gives its consecutive passages."""
-    books = []
+    books, begun = [], beginning(tokenizer)
     for path in texts:
         name, text = read_text(path)
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
-        books.append((name, ids.split(tokens, dim=1)))
+        pieces = ids.split(tokens - begun.shape[1], dim=1)
+        books.append((name, [torch.cat([begun, piece], dim=1) for piece in pieces]))
     found = []
     for number in range(prompts):
         name, pieces = books[number % len(books)]

@@ -22,7 +22,7 @@ from .basis import Basis, energy_in, joint_basis
 from .classes import WINDOW, class_sizes, token_weights
 from .importance import attention_moments, observed_queries
 from .rates import steps
-from .rotary import LEAST_SHARE, RotaryMean, choose_pairs, explained_by
+from .rotary import RotaryMean, choose_pairs
 
 #: Of this many neighbouring tokens, one shows how large the layer's output is.
 ENERGY_STRIDE = 4
@@ -61,7 +61,6 @@ class LayerMoments:
     information: tuple[Tensor, Tensor] | None = None
     pairs: RotaryMean | None = None  # of the first text; the others add to what follows
     turned_back: Tensor | float = 0.0
-    explained: Tensor | float = 0.0
 
     def add(self, call: AttentionCall, positions: Tensor, frequencies: Sequence[Tensor] = ()) -> None:
         """Add one text.
@@ -100,8 +99,6 @@ class LayerMoments:
         if self.pairs is not None:
             own = replace(self.pairs, mean=self.pairs.turned_back(plain, places).float())
             self.turned_back = self.turned_back + _on_cpu(own.mean)
-            whole = ((plain - plain.mean(1, keepdim=True)).square().mean(1) * asked).sum()
-            self.explained = self.explained + _on_cpu(explained_by(own, plain, places, asked) / whole)
             plain = own.taken_off(plain, torch.ones(heads, dtype=torch.float32, device=plain.device), places)
         parts = []
         for name, stored, weight in (("keys", plain, weights[0]), ("values", _precise(values[:, inner]), weights[1])):
@@ -138,9 +135,7 @@ class LayerMoments:
             raise self._not_finite("squares of queries or of the output projection")
         rotary = None
         if self.pairs is not None:
-            kept = torch.nonzero(_tensor(self.explained) / self.texts > LEAST_SHARE)[:, 0]
-            mean = (_tensor(self.turned_back) / self.texts).float()
-            rotary = replace(self.pairs.to("cpu"), mean=mean).pairs(kept) if len(kept) else None
+            rotary = replace(self.pairs.to("cpu"), mean=(_tensor(self.turned_back) / self.texts).float())
         return (
             replace(_basis(metric, _tensor(self.keys) / self.tokens), rotary=rotary),
             _basis(output, _tensor(self.values) / self.tokens),

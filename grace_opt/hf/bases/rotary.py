@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from ..._util.arrays import to_device
 
-#: A pair is kept if it explains at least this share of what the keys of a layer would cost without any bits: each makes
-#: every step a little longer.
-LEAST_SHARE = 1e-3
+#: Most pairs of channels whose mean is taken off: each makes every step a little longer. And how much one explains at
+#: least, as a share of what is left of a layer's keys without all means.
+MOST_PAIRS, LEAST_SHARE = 32, 4e-3
 #: Neighbouring positions for which sines are looked up; those of the first ones are multiplied.
 BLOCK = 64
 #: The prompt's tokens of which one shows how much of the mean to take off.
@@ -188,7 +188,7 @@ def explained_by(mean: RotaryMean, keys: Tensor, positions: Tensor, queries: Ten
 
 
 def choose_pairs(keys: Tensor, queries: Tensor, positions: Tensor, candidates: Sequence[Tensor]) -> RotaryMean | None:
-    """Return the pairs of channels that a model turns together, with the mean of a text; None if it seems to turn none.
+    """Return the pairs of channels whose mean, once taken off, explains most of a text's keys; None if none does.
 
     Parameters
     ----------
@@ -198,17 +198,23 @@ def choose_pairs(keys: Tensor, queries: Tensor, positions: Tensor, candidates: S
         Frequencies, ``(P,)`` each, that the model may turn by. Pairs are neighbours, or half of the turned channels
         apart, and these are the first ones or the last: what explains most is taken.
     """
-    best, chosen = 0.0, None
+    best, chosen, shares = 0.0, None, torch.empty(0)
     for frequencies in candidates:
         for channels in _layouts(len(frequencies), keys.shape[-1]):
             own = to_device(channels, keys.device)
             nothing = torch.zeros(len(keys), 2, len(frequencies), dtype=torch.float32, device=keys.device)
             found = RotaryMean(frequencies, own, nothing)
             found = replace(found, mean=found.turned_back(keys, positions).float())
-            explained = float(explained_by(found, keys, positions, queries).sum())
-            if explained > best:
-                best, chosen = explained, found
-    return chosen
+            explained = explained_by(found, keys, positions, queries)
+            if float(explained.sum()) > best:
+                best, chosen, shares = float(explained.sum()), found, explained
+    if chosen is None:
+        return None
+    spread = keys.double() - keys.double().mean(1, keepdim=True)
+    left = (spread.square().mean(1) * queries.double()).sum() - shares.sum()
+    kept = shares.topk(min(MOST_PAIRS, len(shares))).indices
+    kept = kept[shares[kept] > LEAST_SHARE * left].sort().values
+    return chosen.pairs(kept) if len(kept) else None
 
 
 def frequencies_of(model: nn.Module) -> list[Tensor]:
