@@ -33,7 +33,7 @@ class MemoryReport:
     pruned_key_bytes, dense_key_bytes, index_bytes, value_bytes : int
         Bytes in the prunable layers: of pruned keys, of dense keys (sink tokens and tail), of the indices of kept
         channels and, after eviction, of kept tokens (with ``bits=``, of the tokens' classes, and of tables of addresses
-        once codes are read where they lie), and of values.
+        and positions once codes are read where they lie), and of values.
     spare_bytes : int
         Bytes of room to grow: allocated for tokens to come, or kept alive by views. Part of `allocated_bytes` alone.
     other_bytes : int
