@@ -67,11 +67,15 @@ class RotaryMean:
         there = torch.device(device)
         return RotaryMean(self.frequencies, to_device(self.channels, there), to_device(self.mean, there))
 
-    def turned(self, positions: Tensor) -> Tensor:
-        """Return the mean at some positions ``(n,)``, or ``(H, n)`` of each head: ``(H, n, 2, P)`` float32."""
-        cosines, sines = self._turns(positions)
-        first, second = (each[:, None] for each in self.mean.unbind(1))
-        return torch.stack([first * cosines - second * sines, second * cosines + first * sines], dim=2)
+    def at(self, positions: Tensor, width: int) -> Tensor:
+        """Return the mean of whole keys ``(H, n, d)`` at positions ``(n,)``, or ``(H, n)`` of each head; float32."""
+        heads, pairs = len(self.mean), len(self.frequencies)
+        parts = torch.zeros(heads, 2 * pairs, width, dtype=torch.float32, device=self.mean.device)
+        every = torch.arange(pairs, device=self.mean.device)
+        for number, channels in enumerate(self.channels):
+            parts[:, every, channels] = self.mean[:, number]
+            parts[:, pairs + every, channels] = self.mean[:, 1 - number] * (2 * number - 1)
+        return torch.cat(self._turns(positions), dim=-1) @ parts
 
     def turned_back(self, keys: Tensor, positions: Tensor) -> Tensor:
         """Return the mean over tokens of keys ``(H, n, d)``, turned back from positions ``(n,)``: ``(H, 2, P)``."""
@@ -98,24 +102,18 @@ class RotaryMean:
         saved : Tensor
             ``()`` float32, of all heads together.
         """
-        some = keys[:, ::STRIDE]
-        means = self.turned(positions[..., ::STRIDE])
-        found = torch.stack([some[..., channels].float() for channels in self.channels], dim=2)
-        means, found = (each - each.mean(1, keepdim=True) for each in (means, found))
-        weights = torch.diagonal(metric, dim1=-2, dim2=-1).float()
-        weights = torch.stack([weights[:, channels] for channels in self.channels], dim=1)[:, None]
-        norm = (means.square() * weights).sum((1, 2, 3))
-        product = (means * found * weights).sum((1, 2, 3))
+        some = keys[:, ::STRIDE].float()
+        means = self.at(positions[..., ::STRIDE], keys.shape[-1])
+        means, some = (each - each.mean(1, keepdim=True) for each in (means, some))
+        weighted = means * torch.diagonal(metric, dim1=-2, dim2=-1).float()[:, None]
+        norm, product = ((weighted * each).sum((1, 2)) for each in (means, some))
         share = torch.where(norm > 0, product / norm, 0).nan_to_num(0.0).clamp(0, 1).half()
         return share, (share * (2 * product - share * norm)).sum()
 
     def taken_off(self, keys: Tensor, gain: Tensor, positions: Tensor) -> Tensor:
         """Return keys ``(H, n, d)`` less so much of the mean, float32 or float64; with ``-gain``, it is added again."""
-        found = keys.to(torch.promote_types(keys.dtype, torch.float32)).clone()
-        means = self.turned(positions) * gain.float()[:, None, None, None]
-        for number, channels in enumerate(self.channels):
-            found[..., channels] -= means[:, :, number]
-        return found
+        wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
+        return wide - self.at(positions, keys.shape[-1]) * gain.float()[:, None, None]
 
     def logits(self, queries: Tensor, gain: Tensor, count: int) -> Tensor:
         """Return the products of queries and of the mean at positions 0, 1, …, ``(H, R, count)`` float32.
@@ -147,19 +145,26 @@ class RotaryMean:
 
         The latter are ``(2 P, 64)``, cosines first. Once made, they are kept.
         """
-        begins, places = self._known.get(0, (None, None))
-        if begins is None or places is None or len(begins) * BLOCK < count:
-            blocks = max(-(-count // BLOCK), 0 if begins is None else 2 * len(begins))
-            begins = torch.stack(self._turns(BLOCK * torch.arange(blocks, device="cpu")), dim=1)
-            places = torch.cat(self._turns(torch.arange(BLOCK, device="cpu")), dim=1).mT.contiguous()
-            self._known[0] = begins, places
-        return begins, places
+        known = self._known.get(0)
+        if known is None or len(known[0]) * BLOCK < count:
+            blocks = max(-(-count // BLOCK), 0 if known is None else 2 * len(known[0]))
+            # In float64, which not all devices have: on the CPU.
+            angles = (
+                torch.arange(each, device="cpu")[:, None] * step * self.frequencies
+                for each, step in ((blocks, BLOCK), (BLOCK, 1))
+            )
+            far, near = (torch.stack([each.cos(), each.sin()], dim=1) for each in angles)
+            known = to_device(far.float(), self.mean.device), to_device(near.flatten(1).mT.float(), self.mean.device)
+            known = self._known[0] = known[0], known[1].contiguous()
+        return known
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines ``(..., n, P)`` float32 of the angles, computed in float64 on the CPU."""
-        angles = positions.cpu().double()[..., None] * self.frequencies
-        cosines, sines = (to_device(each.float(), self.mean.device) for each in (angles.cos(), angles.sin()))
-        return cosines, sines
+        """Return cosines and sines ``(..., n, P)`` float32 of the angles at some positions."""
+        begins, places = self.tables(int(positions.max()) + 1 if positions.numel() else 1)
+        places = places.mT.reshape(BLOCK, 2, -1)
+        positions = to_device(positions, begins.device)
+        (c, s), (cosine, sine) = begins[positions // BLOCK].unbind(-2), places[positions % BLOCK].unbind(-2)
+        return c * cosine - s * sine, s * cosine + c * sine
 
 
 def positions_of(columns: Tensor, origin: int) -> Tensor:
