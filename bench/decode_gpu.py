@@ -8,7 +8,8 @@ its layers, one token after the other in plain Python, as transformers does it; 
 and values.
 
 Everything in bfloat16. Floors are the bytes of keys and values, or of codes, at the rate of a large copy. Writes
-docs/results/decode_gpu.{json,md,png}. It needs a CUDA device and Triton, and takes some two minutes.
+docs/results/decode_gpu.{json,md,png}. It needs a CUDA device and Triton, and takes some two minutes. ``--small``
+tries the script on a tiny model: without a GPU in Triton's interpreter, if ``TRITON_INTERPRET=1`` is set.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 from matplotlib.figure import Figure
@@ -30,67 +33,78 @@ from transformers.cache_utils import DynamicCache
 from bench.caches import SINKS
 from bench.caches import WINDOW as RECENT
 from bench.decode_bits import BITS, CODED, ONE_BY_ONE, OURS
-from bench.efficiency.subject import random_weights
-from bench.machine import MODELS, copy_bandwidth
-from bench.report import BLACK, BLUE, SKY, Page, parser_of, publish, table
+from bench.efficiency.methods import Clock
+from bench.efficiency.subject import SHAPES, random_weights
+from bench.machine import Model, copy_bandwidth
+from bench.report import BLACK, BLUE, RESULTS, SKY, Page, parser_of, publish, table
 from grace_opt.hf import CapturedAttention, CompressedCache, attention_implementation
 from grace_opt.hf.bases.basis import Basis
 from grace_opt.hf.stores.coded.in_place import attention_in_place
 from grace_opt.hf.tools.filling import filled
+from grace_opt.kernels._shared import dispatch
 
-MODEL = MODELS["llama3-8b"]
-#: Tokens and prompts of one layer, and of whole steps.
-LAYERS, STEPS = ((8192, 1), (32768, 1), (8192, 8), (32768, 8)), ((8192, 1), (32768, 1))
+#: Model's shape, tokens and prompts of one layer, and of whole steps; the same with ``--small``.
+LARGE = "llama3-8b", ((8192, 1), (32768, 1), (8192, 8), (32768, 8)), ((8192, 1), (32768, 1))
+SMALL = "tiny", ((256, 2),), ((256, 1),)
+#: Where kernels run; without a GPU the CPU plays one.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DENSE = "dense"
 #: Bytes of dense keys and values, or of codes, that are more than the GPU's caches hold; and most layers made for it.
-COLD, MOST = 2**27, 16
+COLD, MOST = 2**27 if DEVICE == "cuda" else 0, 16
 FASTEST = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 #: Steps of each cache before those that count.
 WARM_UP = 3
 
 
-def drawn(tokens: int, prompts: int) -> CapturedAttention:
+@contextmanager
+def kernels_here() -> Iterator[None]:
+    """Triton's kernels run on `DEVICE`: on a CPU in the interpreter, if ``TRITON_INTERPRET=1`` was set early enough."""
+    if DEVICE == "cpu":
+        from tests import interpreter  # noqa: F401  (cheaper launches)
+    with mock.patch.object(dispatch, "DEVICE_TYPE", DEVICE):
+        yield
+
+
+def drawn(sizes: Model, tokens: int, prompts: int) -> CapturedAttention:
     """Return queries, keys and values of one layer: normal numbers with decaying spread."""
-    width = MODEL.head_dim
-    spread = 4.0 ** -torch.linspace(0, 2, width, device="cuda")
+    width = sizes.head_dim
+    spread = 4.0 ** -torch.linspace(0, 2, width, device=DEVICE)
     keys, values = (
-        (torch.randn(prompts, MODEL.kv_heads, tokens, width, device="cuda") * spread).bfloat16() for _ in range(2)
+        (torch.randn(prompts, sizes.kv_heads, tokens, width, device=DEVICE) * spread).bfloat16() for _ in range(2)
     )
-    queries = (torch.randn(prompts, MODEL.query_heads, RECENT, width, device="cuda") * spread).bfloat16()
+    queries = (torch.randn(prompts, sizes.query_heads, RECENT, width, device=DEVICE) * spread).bfloat16()
     return CapturedAttention(0, queries, keys, values, None, width**-0.5)
 
 
 def turned(layer: Any) -> None:
     """Give a layer bases, as with calibrated ones: a step has to multiply by them."""
-    heads, width = MODEL.kv_heads, MODEL.head_dim
-    turn = torch.linalg.qr(torch.randn(heads, width, width, device="cuda")).Q.contiguous()
-    basis = Basis(turn.mT.contiguous(), turn, torch.ones(heads, width, device="cuda"))
+    _, heads, _, width = layer.tail.keys.shape
+    turn = torch.linalg.qr(torch.randn(heads, width, width, device=DEVICE)).Q.contiguous()
+    basis = Basis(turn.mT.contiguous(), turn, torch.ones(heads, width, device=DEVICE))
     layer.compressed = replace(layer.compressed, bases=(basis, basis))
 
 
-def empty_cache(tokens: int, layers: int, **settings: Any) -> CompressedCache:
+def empty_cache(sizes: Model, tokens: int, layers: int, **settings: Any) -> CompressedCache:
     """Return a cache of our kind for so many layers of the shape."""
     config = LlamaConfig(
-        hidden_size=MODEL.query_heads * MODEL.head_dim,
+        hidden_size=sizes.query_heads * sizes.head_dim,
         num_hidden_layers=layers,
-        num_attention_heads=MODEL.query_heads,
-        num_key_value_heads=MODEL.kv_heads,
+        num_attention_heads=sizes.query_heads,
+        num_key_value_heads=sizes.kv_heads,
         max_position_embeddings=tokens + 1,
     )
     return CompressedCache(config, bits=BITS, basis="none", recent_window=RECENT, sink_tokens=SINKS, **settings)
 
 
-def dense_bytes(tokens: int, prompts: int) -> int:
+def dense_bytes(sizes: Model, tokens: int, prompts: int) -> int:
     """Return the bytes of a layer's keys and values in bfloat16."""
-    return 2 * 2 * prompts * MODEL.kv_heads * tokens * MODEL.head_dim
+    return 2 * 2 * prompts * sizes.kv_heads * tokens * sizes.head_dim
 
 
 def attend(layer: Any, query: Tensor) -> Tensor:
     """Attention of one new token over a coded layer."""
-    scaling = MODEL.head_dim**-0.5
-    found = attention_in_place(
-        nn.Identity(), query, layer.tail.keys, layer.tail.values, None, layer.compressed, scaling
-    )
+    keys, values, scaling = layer.tail.keys, layer.tail.values, query.shape[-1] ** -0.5
+    found = attention_in_place(nn.Identity(), query, keys, values, None, layer.compressed, scaling)
     if found is None:
         raise SystemExit("the kernels for coded tokens are not used here: grace-opt doctor says why")
     return found[0]
@@ -105,8 +119,11 @@ def check(layer: Any, query: Tensor) -> None:
         raise SystemExit(f"reading codes in place is off by {error:.2g}: nothing is worth timing")
 
 
-def graph_of(calls: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """Record what calls launch."""
+def replay_of(calls: Callable[[], Any]) -> Callable[[], Any]:
+    """Record what calls launch, and return what launches it again; a CPU calls again."""
+    if DEVICE == "cpu":
+        calls()
+        return calls
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         calls()
@@ -115,30 +132,30 @@ def graph_of(calls: Callable[[], Any]) -> torch.cuda.CUDAGraph:
         with torch.cuda.graph(graph, stream=stream):
             calls()
     torch.cuda.synchronize()
-    return graph
+    return graph.replay
 
 
-def milliseconds(run: Callable[[], Any]) -> float:
-    """How long the GPU takes."""
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    first.record()
+def milliseconds(run: Callable[[], Any], device: str = DEVICE) -> float:
+    """How long the device takes."""
+    clock = Clock(device)
+    first = clock.mark()
     run()
-    last.record()
-    torch.cuda.synchronize()
-    return float(first.elapsed_time(last))
+    last = clock.mark()
+    clock.wait()
+    return 1000 * clock.seconds(first, last)
 
 
 @torch.inference_mode()
-def one_layer(tokens: int, prompts: int, rounds: int) -> dict[str, Any]:
+def one_layer(sizes: Model, tokens: int, prompts: int, rounds: int) -> dict[str, Any]:
     """Return microseconds of each round, of attention alone, seconds that coding took, and bytes of codes."""
     torch.manual_seed(0)
-    plain = dense_bytes(tokens, prompts)
-    query = torch.randn(prompts, MODEL.query_heads, 1, MODEL.head_dim, device="cuda").bfloat16()
-    made = {name: coded_layers(tokens, prompts, **settings) for name, settings in CODED.items()}
+    plain = dense_bytes(sizes, tokens, prompts)
+    query = torch.randn(prompts, sizes.query_heads, 1, sizes.head_dim, device=DEVICE).bfloat16()
+    made = {name: coded_layers(sizes, tokens, prompts, **settings) for name, settings in CODED.items()}
     for layers, _, _ in made.values():
         check(layers[0], query)
-    every = [(seen.keys, seen.values) for seen in (drawn(tokens, prompts) for _ in range(1 + COLD // plain))]
-    graphs = {}
+    every = [(seen.keys, seen.values) for seen in (drawn(sizes, tokens, prompts) for _ in range(1 + COLD // plain))]
+    replays = {}
     for backend in FASTEST:
 
         def dense(backend: SDPBackend = backend) -> None:
@@ -149,15 +166,15 @@ def one_layer(tokens: int, prompts: int, rounds: int) -> dict[str, Any]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # each backend says why it cannot be used
-                graphs[backend.name.removesuffix("_ATTENTION").lower()] = (graph_of(dense), len(every))
+                replays[backend.name.removesuffix("_ATTENTION").lower()] = (replay_of(dense), len(every))
         except RuntimeError:
             continue
     for name, (layers, _, _) in made.items():
-        graphs[name] = (graph_of(lambda layers=layers: [attend(layer, query) for layer in layers]), len(layers))  # type: ignore[misc]
-    times: dict[str, list[float]] = {name: [] for name in graphs}
+        replays[name] = (replay_of(lambda layers=layers: [attend(layer, query) for layer in layers]), len(layers))  # type: ignore[misc]
+    times: dict[str, list[float]] = {name: [] for name in replays}
     for turn in range(rounds + 1):
-        for name, (graph, count) in graphs.items():
-            taken = 1000 * milliseconds(graph.replay) / count
+        for name, (replay, count) in replays.items():
+            taken = 1000 * milliseconds(replay) / count
             if turn:
                 times[name].append(taken)
     return {
@@ -170,34 +187,34 @@ def one_layer(tokens: int, prompts: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def coded_layers(tokens: int, prompts: int, **settings: Any) -> tuple[list[Any], float, int]:
+def coded_layers(sizes: Model, tokens: int, prompts: int, **settings: Any) -> tuple[list[Any], float, int]:
     """Return coded layers, more than the GPU's caches hold, seconds that coding one took, and bytes of its codes."""
     coded, coding, held = list[Any](), list[float](), 1
     while len(coded) < 2 or (len(coded) * held < COLD and len(coded) < MOST):  # the first one compiles
-        seen, cache = drawn(tokens, prompts), empty_cache(tokens, 1, **settings)
-        torch.cuda.synchronize()
+        seen, cache = drawn(sizes, tokens, prompts), empty_cache(sizes, tokens, 1, **settings)
+        Clock(DEVICE).wait()
         began = time.perf_counter()
         layer = filled(cache, {0: seen}).layers[0]
-        torch.cuda.synchronize()
+        Clock(DEVICE).wait()
         coding.append(time.perf_counter() - began)
         turned(layer)
-        sizes = layer.compressed.sizes()
-        held = sizes["key codes"] + sizes["value codes"]
+        parts = layer.compressed.sizes()
+        held = parts["key codes"] + parts["value codes"]
         coded.append(layer)
     return coded, min(coding), held
 
 
 @torch.inference_mode()
-def whole_steps(model: Any, tokens: int, prompts: int, rounds: int) -> dict[str, Any]:
+def whole_steps(model: Any, sizes: Model, tokens: int, prompts: int, rounds: int) -> dict[str, Any]:
     """Return milliseconds of each round's step of a whole model, after a prompt of random keys and values."""
     torch.manual_seed(0)
-    dense, ours = DynamicCache(config=model.config), empty_cache(tokens, MODEL.layers)
-    for index in range(MODEL.layers):
-        seen = drawn(tokens, prompts)
+    dense, ours = DynamicCache(config=model.config), empty_cache(sizes, tokens, sizes.layers)
+    for index in range(sizes.layers):
+        seen = drawn(sizes, tokens, prompts)
         dense.update(seen.keys, seen.values, index)
         filled(ours, {index: seen})
         turned(ours.layers[index])
-    ids = torch.randint(MODEL.vocabulary, (prompts, 1), device="cuda")
+    ids = torch.randint(sizes.vocabulary, (prompts, 1), device=DEVICE)
     times: dict[str, list[float]] = {DENSE: [], OURS: []}
     for turn in range(rounds + WARM_UP):
         for name, cache, kind in ((DENSE, dense, "sdpa"), (OURS, ours, "grace_sdpa")):
@@ -216,8 +233,9 @@ def best_dense(times: dict[str, list[float]]) -> str:
 def page(value: dict[str, Any]) -> Page:
     """What the page says of the numbers."""
     rate, rows, steps = value["copy_bandwidth"], [], []
+    sizes, _ = SHAPES[value.get("shape", LARGE[0])]
     for cell in value["layers"]:
-        plain, best = dense_bytes(cell["tokens"], cell["prompts"]), best_dense(cell["us"])
+        plain, best = dense_bytes(sizes, cell["tokens"], cell["prompts"]), best_dense(cell["us"])
         dense, ours = (statistics.median(cell["us"][name]) for name in (best, OURS))
         rows.append(
             [
@@ -235,7 +253,7 @@ def page(value: dict[str, Any]) -> Page:
             single = statistics.median(cell["us"][ONE_BY_ONE])
             rows[-1] += [f"{single:.1f}", f"{single / dense:.2f}", f"{cell['coding_one_by_one_s']:.2f}"]
     for cell in value["steps"]:
-        plain = MODEL.layers * dense_bytes(cell["tokens"], cell["prompts"])
+        plain = sizes.layers * dense_bytes(sizes, cell["tokens"], cell["prompts"])
         dense, ours = (statistics.median(cell["ms"][name]) for name in (DENSE, OURS))
         steps.append(
             [
@@ -260,9 +278,9 @@ def page(value: dict[str, Any]) -> Page:
         f"tokens, and {first[3]} times with {first[0]}, and reads {last[6]} times fewer bytes. A whole step of "
         f"transformers, in plain Python, takes {steps[0][3]} times as long as with a dense cache after {steps[0][0]} "
         f"tokens, and {steps[-1][3]} times after {steps[-1][0]}.",
-        sure=f"These are medians of {value['rounds']} rounds on one {value['device']}, in bfloat16, with Llama-3-8B's "
-        "shape and random numbers; other GPUs have other ratios. Whole steps are mostly launching, whatever the cache "
-        "is, and depend on the processor and on versions of torch and transformers.",
+        sure=f"These are medians of {value['rounds']} rounds on one {value['device']}, in bfloat16, with "
+        f"{sizes.models}'s shape and random numbers; other GPUs have other ratios. Whole steps are mostly launching, "
+        "whatever the cache is, and depend on the processor and on versions of torch and transformers.",
         tables=[
             *table(
                 [
@@ -308,19 +326,25 @@ def _draw(figure: Figure, rows: Sequence[Sequence[str]]) -> None:
 def main(given: Sequence[str] | None = None) -> None:
     parser = parser_of("decode_gpu", __doc__)
     parser.add_argument("--rounds", type=int, default=20, help="of each measurement (default %(default)s)")
+    parser.add_argument("--small", action="store_true", help="a tiny model, on the CPU if there is no GPU; needs --out")
     args = parser.parse_args(given)
-    if not (args.report_only or torch.cuda.is_available()):
+    if not (args.report_only or args.small or DEVICE == "cuda"):
         raise SystemExit("bench.decode_gpu: torch sees no CUDA device; bench.decode_bits measures on a CPU")
+    if args.small and args.out.parent == RESULTS:
+        raise SystemExit("--small: times of a tiny model are no results; write --out PATH as well")
 
+    @kernels_here()
     def measured(source: dict[str, Any]) -> dict[str, Any]:
-        copied, layers = copy_bandwidth("cuda"), []
-        for tokens, prompts in LAYERS:
-            layers.append(one_layer(tokens, prompts, args.rounds))
+        shape, layers, steps = SMALL if args.small else LARGE
+        sizes, copied, found = SHAPES[shape][0], copy_bandwidth(DEVICE), []
+        for tokens, prompts in layers:
+            found.append(one_layer(sizes, tokens, prompts, args.rounds))
             torch.cuda.empty_cache()
-        model = random_weights("llama3-8b", None, "cuda", "bfloat16").model
-        steps = [whole_steps(model, tokens, prompts, args.rounds) for tokens, prompts in STEPS]
-        about = {"device": torch.cuda.get_device_name(), "rounds": args.rounds, "copy_bandwidth": copied}
-        return {**about, "layers": layers, "steps": steps}
+        model = random_weights(shape, None, DEVICE, "bfloat16").model
+        whole = [whole_steps(model, sizes, tokens, prompts, args.rounds) for tokens, prompts in steps]
+        device = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
+        about = {"device": device, "shape": shape, "rounds": args.rounds, "copy_bandwidth": copied}
+        return {**about, "layers": found, "steps": whole}
 
     publish(args, page, measured)
 
