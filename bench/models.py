@@ -66,11 +66,11 @@ def measure(model: PreTrainedModel, passage: Passage, later: int, folder: Path) 
 
 
 def of_model(
-    name: str, texts: Sequence[Path], args: Any, source: Mapping[str, Any], origins: dict[str, Any]
+    name: str, label: str, texts: Sequence[Path], args: Any, source: Mapping[str, Any], origins: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the records of a model's passages; `origins` gets where each comes from."""
     model, tokenizer = load_model(model_path(name))
-    folder = args.runs / Path(name).stem
+    folder = args.runs / label
     _, seconds = calibrated(model, tokenizer, folder / "basis.safetensors", source)
     with mock.patch("grace_opt.hf.bases.calibrate.frequencies_of", return_value=[]):
         calibrated(model, tokenizer, folder / "still.safetensors", source, end_to_end=True)
@@ -78,11 +78,11 @@ def of_model(
     weights, found = digest(*model.parameters()), []
     with attention_implementation(model, "grace_sdpa"), progress_bar(None, len(cut)) as show:
         for number, passage in enumerate(cut):
-            show(f"{name}, {passage.kind}", number)
+            show(f"{label}, {passage.kind}", number)
             settings = {"weights": weights, "ids": digest(passage.ids), "later": args.later, "rows": list(ROWS)}
             path = folder / f"{passage.half}_{number:02}.json"
             record = recorded(path, settings, source, lambda p=passage: measure(model, p, args.later, folder))
-            origins[f"{name}, {passage.name}"] = origin_of(source, record)
+            origins[f"{label}, {passage.name}"] = origin_of(source, record)
             found.append({"kind": passage.kind, "name": passage.name, "rows": record["rows"]})
     return {"weights": weights, "calibration": seconds, "passages": found}
 
@@ -173,7 +173,7 @@ def main(given: Sequence[str] | None = None) -> None:
         found, origins = {}, {}
         for name in args.model:
             label = name if name in MODELS else Path(name).stem
-            found[label] = of_model(name, args.text or books(), args, source, origins)
+            found[label] = of_model(name, label, args.text or books(), args, source, origins)
         return {
             "provenance": refuse(origins, args.allow_dirty),
             "models": found,
