@@ -30,7 +30,7 @@ from bench.intervals import with_ends
 from bench.material import MODELS, books, model_path
 from bench.passages import HALVES, Passage, passages
 from bench.provenance import digest, origin_of, recorded, refuse
-from bench.report import BLUE, GREEN, ORANGE, PINK, Page, parser_of, publish, table
+from bench.report import BLUE, GREEN, GREY, ORANGE, PINK, Page, parser_of, publish, table
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import Quantize, attention_implementation
 from grace_opt.hf.models import disable_progress_bars, load_model
@@ -145,6 +145,7 @@ def _draw(figure: Figure, value: Mapping[str, Any]) -> None:
             points = sorted((bits, mean(value, model, row)) for row, bits in rows.items())
             label = model if rows is OF_BITS else None
             axes.plot(*zip(*points, strict=True), style, color=colour, label=label)
+    axes.plot([], [], "x:", color=GREY, label="without the rotary mean")
     axes.set_yscale("log")
     axes.set_xlabel("bits per element of coded tokens")
     axes.set_ylabel("KL, nats")
