@@ -53,7 +53,8 @@ class MaskProvider:
         own bounds.
     weight : {"frobenius", "output"}
         Which W to build: the paper's, of the logits (`interaction_matrix`), or that of the attention's output
-        (`output_matrix`), which needs values too. With ``"output"``, ``method="think"`` is best: interactions mislead.
+        (`output_matrix`), which needs values too. With ``"output"``, begin with ``method="think"``: most of what
+        interactions gain to first order is lost.
     seed : int
         Seed for randomised methods.
     **options
