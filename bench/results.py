@@ -33,6 +33,7 @@ COMMANDS = {
     "reading": "python -m bench.reading",
     "arena": "python -m bench.arena",
     "learned": "python -m bench.learned",
+    "objectives": "python -m bench.objectives",
     "evictions": "python -m bench.evictions",
     "layer_budgets": "python -m bench.layer_budgets",
     "tune": "python -m bench.tune",

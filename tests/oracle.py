@@ -76,6 +76,33 @@ def interaction(Q, K, valid=None):
     return W
 
 
+def output_interaction(Q, K, V, valid=None, near=32, scaling=None):
+    """W of every KV head by the first-order change of the attention's output, query by query; Q (Hq, Lo, d), K (Hkv, L,
+    d), V (Hkv, L, d_v)."""
+    Q, K, V = (np.asarray(each, np.float64) for each in (Q, K, V))
+    (Hq, Lo, d), (Hkv, L, _) = Q.shape, K.shape
+    valid = np.ones(L, bool) if valid is None else np.asarray(valid, bool)
+    near, scaling = near if valid.sum() > near else 0, d**-0.5 if scaling is None else scaling
+    W = np.zeros((Hkv, d, d))
+    for head in range(Hq):
+        h = head // (Hq // Hkv)
+        for t in range(Lo):
+            last = L - Lo + t
+            if not valid[last]:
+                continue
+            keys = [s for s in range(last + 1) if valid[s]]
+            logits = scaling * K[h][keys] @ Q[head, t]
+            p = np.exp(logits - logits.max())
+            p /= p.sum()
+            output = p @ V[h][keys]
+            a = np.zeros((d, V.shape[-1]))
+            for weight, s in zip(p, keys, strict=True):
+                if last - s >= near:
+                    a += weight * scaling * np.outer(Q[head, t] * K[h, s], V[h, s] - output)
+            W[h] += a @ a.T
+    return W
+
+
 def salient(K, low, high):
     """Protected channels of one head, K (L, d)."""
     norms = np.sqrt((np.asarray(K, np.float64) ** 2).sum(0))

@@ -23,10 +23,14 @@ from ..problem import Problem
 from ..registry import MethodOptions
 from ..run import Run, checked_seed
 from .masks import ChannelMask
-from .weights import PROTECT_HIGH, PROTECT_LOW, WEIGHTS, check_protection, prune_count, salient_channels
+from .outputs import output_matrix
+from .weights import PROTECT_HIGH, PROTECT_LOW, check_protection, interaction_matrix, prune_count, salient_channels
 
 #: Presets: name -> (method, protection bounds).
 PRESETS: Mapping[str, tuple[str, tuple[float, float]]] = {"grace": ("mies", (PROTECT_LOW, PROTECT_HIGH))}
+
+#: What ``weight=`` may be: the change of the logits, or that of the attention's output.
+FROBENIUS, OUTPUT = WEIGHTS = ("frobenius", "output")
 
 #: Share of channels to prune where none is given; docs/results/answers.md shows what larger shares cost.
 DEFAULT_RATIO = 0.3
@@ -47,8 +51,10 @@ class MaskProvider:
     protect : (low, high), optional
         Bounds of the protected proportion, see `salient_channels`. None protects nothing, or for the preset means its
         own bounds.
-    weight : {"frobenius"}
-        Which W to build from queries and keys.
+    weight : {"frobenius", "output"}
+        Which W to build: the paper's, of the logits (`interaction_matrix`), or that of the attention's output
+        (`output_matrix`), which needs values too. With ``"output"``, begin with ``method="think"``: most of what
+        interactions gain to first order is lost.
     seed : int
         Seed for randomised methods.
     **options
@@ -68,7 +74,7 @@ class MaskProvider:
         *,
         kept_channels: int | None = None,
         protect: tuple[float, float] | None = None,
-        weight: str = "frobenius",
+        weight: str = FROBENIUS,
         seed: int = 0,
         **options: Any,
     ) -> None:
@@ -124,16 +130,51 @@ class MaskProvider:
             )
         return k
 
-    def problem(self, queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> Problem:
-        """Return the instances that `__call__` solves, one per KV head: for certificates and experiments."""
+    @property
+    def needs_values(self) -> bool:
+        """Whether `values` must be given."""
+        return self.weight == OUTPUT
+
+    def interactions(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        attention_mask: Tensor | None = None,
+        values: Tensor | None = None,
+        scaling: float | None = None,
+    ) -> Tensor:
+        """Return W of every KV head; the arguments are those of `__call__`."""
         q, k = to_float_tensor(queries, "queries"), to_float_tensor(keys, "keys")
-        W = WEIGHTS[self.weight](q, k, attention_mask)
-        protected = None
+        if not self.needs_values:
+            return interaction_matrix(q, k, attention_mask)  # type: ignore[no-any-return]
+        if values is None:
+            raise ProblemError(f"weight={OUTPUT!r} needs the values: call provider(queries, keys, values=values).")
+        v = to_float_tensor(values, "values")
+        return output_matrix(q, k, v, attention_mask, scaling=scaling)  # type: ignore[no-any-return]
+
+    def problem(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        attention_mask: Tensor | None = None,
+        values: Tensor | None = None,
+        scaling: float | None = None,
+    ) -> Problem:
+        """Return the instances that `__call__` solves, one per KV head: for certificates and experiments."""
+        W = self.interactions(queries, keys, attention_mask, values, scaling)
+        k, protected = to_float_tensor(keys, "keys"), None
         if self.protect is not None:
             protected = salient_channels(k, *self.protect, attention_mask=attention_mask)
         return Problem.of(W, self.count(k.shape[-1]), protected=protected, check=False)
 
-    def __call__(self, queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> ChannelMask:
+    def __call__(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        attention_mask: Tensor | None = None,
+        values: Tensor | None = None,
+        scaling: float | None = None,
+    ) -> ChannelMask:
         """Choose the channels to prune.
 
         Parameters
@@ -144,13 +185,17 @@ class MaskProvider:
             Cached keys, after RoPE.
         attention_mask : Tensor (..., L), optional
             True for real tokens.
+        values : Tensor (..., H_kv, L, d_v), optional
+            Cached values, for ``weight="output"``; other weights do not read them.
+        scaling : float, optional
+            By which the model multiplies the logits, for ``weight="output"``; by default 1/√d.
 
         Returns
         -------
         ChannelMask
             ``pruned`` has shape (..., H_kv, d). This call does not wait for the device unless the method does.
         """
-        problem = self.problem(queries, keys, attention_mask)
+        problem = self.problem(queries, keys, attention_mask, values, scaling)
         return replace(self.choose(problem), pruned_per_head=problem.k_max)
 
     def choose(self, problem: Problem) -> ChannelMask:

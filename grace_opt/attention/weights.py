@@ -8,7 +8,6 @@ Source: GRACE (arXiv 2604.16983), sections 3.1 to 3.3.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -94,8 +93,8 @@ def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> A
     """
     backend = backend_of(queries, keys, attention_mask)
     q, k = to_float_tensor(queries, "queries"), to_float_tensor(keys, "keys")
-    _check_shapes(q, k)
-    valid = None if attention_mask is None else _valid_tokens(attention_mask, k)
+    check_shapes(q, k)
+    valid = None if attention_mask is None else valid_tokens(attention_mask, k)
     return backend.export(kernel(q, k, valid, _refuse_out_of_range))
 
 
@@ -176,7 +175,7 @@ def salient_channels(
         raise ProblemError(f"keys has shape {tuple(k.shape)}: expected (..., L, d).")
     k = k.to(working_dtype(k.dtype))
     if attention_mask is not None:
-        valid = _valid_tokens(attention_mask, k)[..., None]
+        valid = valid_tokens(attention_mask, k)[..., None]
         k = k.masked_fill(~(valid if k.ndim == 2 else valid.unsqueeze(-3)), 0.0)
     norms = torch.linalg.vector_norm(k, dim=-2)
     if norms.device.type == "cpu":  # on other devices this would wait
@@ -202,7 +201,8 @@ def check_protection(protect: Any) -> tuple[float, float]:
     return low, high
 
 
-def _check_shapes(q: Tensor, k: Tensor) -> None:
+def check_shapes(q: Tensor, k: Tensor) -> None:
+    """Raise unless queries and keys fit each other."""
     for name, t, heads in (("queries", q, "H_q, L_obs"), ("keys", k, "H_kv, L")):
         if t.ndim < 3 or t.numel() == 0:
             raise ProblemError(
@@ -222,7 +222,8 @@ def _check_shapes(q: Tensor, k: Tensor) -> None:
         )
 
 
-def _valid_tokens(attention_mask: Any, keys: Tensor) -> Tensor:
+def valid_tokens(attention_mask: Any, keys: Tensor) -> Tensor:
+    """Return a checked mask as a bool tensor ``(..., L)``, True for real tokens."""
     expected = (*keys.shape[:-3], keys.shape[-2])
     wanted = f"a mask of shape {expected}: True (or 1) for real tokens, False for padding"
     given = as_tensor(attention_mask, "attention_mask", wanted).to(keys.device)
@@ -235,7 +236,3 @@ def _valid_tokens(attention_mask: Any, keys: Tensor) -> Tensor:
     if valid.shape != expected:
         raise ProblemError(f"attention_mask has shape {tuple(valid.shape)}: expected {expected}, True for real tokens.")
     return valid
-
-
-#: The weights that `MaskProvider` can build, by the name given as ``weight=``.
-WEIGHTS: dict[str, Callable[[Any, Any, Any], Any]] = {"frobenius": interaction_matrix}

@@ -170,7 +170,7 @@ class TestUse:
         def fail(*_, **__):
             raise AssertionError("nothing is to be computed")
 
-        monkeypatch.setitem(static_masks.WEIGHTS, "frobenius", fail)
+        monkeypatch.setattr(MaskProvider, "interactions", fail)
         monkeypatch.setattr(MaskProvider, "__call__", fail)
         monkeypatch.setattr(MaskProvider, "choose", fail)
         monkeypatch.setattr(grace_opt.attention.weights, "salient_channels", fail)

@@ -63,11 +63,11 @@ def test_equals_masking_and_zeroing_by_hand(
         assert close(found, doctored(model, cache, ids, mask, continuation))
 
 
-@pytest.mark.parametrize("sinks", [0, 3])
+@pytest.mark.parametrize(("sinks", "weight"), [(0, "frobenius"), (3, "frobenius"), (0, "output"), (3, "output")])
 @pytest.mark.parametrize("evict", EVICTIONS)
-def test_a_padded_row_equals_the_row_alone(evict, sinks, tiny, prune, padded, continuation, step, close):
+def test_a_padded_row_equals_the_row_alone(evict, sinks, weight, tiny, prune, padded, continuation, step, close):
     model = tiny()
-    options = {"evict": EVICTIONS[evict], "sink_tokens": sinks}
+    options = {"evict": EVICTIONS[evict], "sink_tokens": sinks, "weight": weight}
     prompt, mask = padded
     together, alone = prune(model, "grace", 0.5, **options), prune(model, "grace", 0.5, **options)
     a = step(model, together, prompt, continuation, mask)
@@ -97,6 +97,24 @@ def test_sink_tokens_of_a_padded_row_are_its_first_real_ones(tiny, prune, padded
     positions = cache.layers[0].compressed.positions
     assert positions[:, 0, :3].tolist() == [[0, 1, 2], [13, 14, 15]]
     assert positions.sort().values[1, 0].tolist() == list(range(32))
+
+
+def test_channels_are_chosen_by_the_values_of_the_tokens_that_are_left(tiny, prune, prompt, continuation, step):
+    """Values of evicted tokens must not count, in every head its own."""
+    model = tiny()
+    cache = prune(model, "think", 0.5, weight="output", evict=SnapKV(budget=20, window=6))
+    step(model, cache, prompt, continuation[:, :1])
+    choose = grace_opt.MaskProvider("think", 0.5, weight="output")
+    for layer, seen in grace_opt.hf.capture_attention(model, prompt).items():
+        left = cache.layers[layer].compressed.positions.long().sort().values
+        window = torch.arange(32, prompt.shape[1]).expand(*left.shape[:2], -1)
+        keys, values = (
+            part.gather(2, torch.cat([left, window], -1)[..., None].expand(-1, -1, -1, part.shape[-1]))
+            for part in (seen.keys, seen.values)
+        )
+        observed = seen.queries[:, :, -cache.config.channels.observation_window :]
+        expected = choose(observed, keys, None, values, seen.scaling)
+        assert torch.equal(cache.channel_mask().pruned[layer], expected.pruned)
 
 
 def test_evicted_tokens_are_gone_from_memory(tiny, prune, prompt, continuation, step):

@@ -39,6 +39,16 @@ def test_the_source_sees_all_keys_and_the_last_queries(tiny, prune, padded, gene
         assert torch.equal(cache.channel_mask().pruned[layer], expected.pruned)
 
 
+def test_values_are_seen_where_the_weight_needs_them(tiny, prune, padded, generate):
+    model, (prompt, mask) = tiny(), padded
+    cache = prune(model, "think", 0.5, weight="output")
+    generate(model, cache, prompt, mask)
+    choose = MaskProvider("think", 0.5, weight="output")
+    for layer, seen in capture_attention(model, prompt, mask).items():
+        expected = choose(seen.queries[:, :, -6:], seen.keys, mask.bool(), seen.values, seen.scaling)
+        assert torch.equal(cache.channel_mask().pruned[layer], expected.pruned)
+
+
 def test_tokens_before_the_recent_window_are_pruned_and_no_others(tiny, prune, prompt, generate):
     model = tiny()
     cache = prune(model, "mies", 0.5)

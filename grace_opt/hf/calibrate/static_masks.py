@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from ..._util.parameters import integer
 from ...attention.masks import ChannelMask
-from ...attention.weights import WEIGHTS, salient_channels
+from ...attention.weights import salient_channels
 from ...errors import OptionError
 from ...problem import Problem
 from ...registry import MethodOptions
@@ -132,7 +132,8 @@ def masks(
             queries = seen.queries if observed is None else seen.queries[:, :, -observed:]
             check_usable(layer, queries, seen.keys)
             share = 1 / (len(every) * ids.shape[1])
-            W = WEIGHTS[cache.config.channels.weight](queries[0], seen.keys[0], None) * share
+            provider = cache.config.channels.provider(layer)
+            W = provider.interactions(queries[0], seen.keys[0], None, seen.values[0], seen.scaling) * share
             squared = seen.keys[0].float().square().sum(-2) * share
             means[layer] = means[layer] + W if layer in means else W
             squares[layer] = squares[layer] + squared if layer in squares else squared

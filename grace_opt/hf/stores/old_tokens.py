@@ -77,6 +77,12 @@ class OldTokens:
             valid = torch.cat([valid[:, : self.length].gather(-1, self.evicted[:, 0]), valid[:, self.length :]], dim=-1)
         return torch.cat([left, keys[:, :, self.length :]], dim=2), valid
 
+    def seen_values(self, values: Tensor) -> Tensor:
+        """Return the values of a prompt ``(B, H, S, d_v)`` of the tokens of `seen`."""
+        if self.evicted is None:
+            return values
+        return torch.cat([take(values[:, :, : self.length], self.evicted), values[:, :, self.length :]], dim=2)
+
     def real(self, over: Observation) -> Tensor | None:
         """Return which of the stored tokens are no padding, ``(B, 1 or H, n)``; None if all are."""
         if over.valid is None:

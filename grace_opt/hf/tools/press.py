@@ -62,7 +62,7 @@ class GracePress(ThinKPress):
         Lower and upper bound on the share of channels that count as salient and are never pruned. None means the
         method's default.
     weight : str
-        Which W to build from queries and keys.
+        Which W to build; see `grace_opt.MaskProvider`.
     seed : int
         Seed for methods that draw random numbers.
     options : dict
@@ -112,5 +112,6 @@ class GracePress(ThinKPress):
         if self.key_channel_compression_ratio == 0:
             return keys, values
         queries = self.compute_window_queries(module, hidden_states, kwargs["position_embeddings"])
-        mask = self.provider()(queries[:, :, -keys.shape[2] :].detach(), keys.detach())
+        observed, scaling = queries[:, :, -keys.shape[2] :].detach(), getattr(module, "scaling", None)
+        mask = self.provider()(observed, keys.detach(), None, values.detach(), scaling)
         return keys.masked_fill_(mask.pruned[:, :, None, :], 0.0), values

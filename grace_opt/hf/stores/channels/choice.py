@@ -24,8 +24,12 @@ from .static_masks import StaticMask
 _SYNCHRONOUS_DEVICES = ("cpu",)
 
 
-def choose_channels(plan: LayerPlan, queries: Tensor, keys: Tensor, valid: Tensor | None) -> ChannelMask:
+def choose_channels(
+    plan: LayerPlan, queries: Tensor, keys: Tensor, valid: Tensor | None, values: Tensor | None, scaling: float
+) -> ChannelMask:
     """Return the mask of the layer's source; if nothing is to be pruned, the source is not called.
+
+    `values` are None unless the source needs them.
 
     Raises
     ------
@@ -35,6 +39,8 @@ def choose_channels(plan: LayerPlan, queries: Tensor, keys: Tensor, valid: Tenso
     if prunes_nothing(plan.source, keys):
         return mask_that_prunes_nothing(keys)
     try:
+        if isinstance(plan.source, MaskProvider):
+            return plan.source(queries, keys, valid, values, scaling)
         return plan.source(queries, keys, valid)
     except ProblemError as error:
         if not isinstance(plan.source, MaskProvider):
@@ -45,8 +51,8 @@ def choose_channels(plan: LayerPlan, queries: Tensor, keys: Tensor, valid: Tenso
 
 
 @torch.no_grad()
-def check_numbers(plan: LayerPlan, over: Observation, keys: Tensor) -> Tensor | None:
-    """Raise if keys or queries that channels are chosen from are not finite.
+def check_numbers(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -> Tensor | None:
+    """Raise if keys, queries or values that channels are chosen from are not finite.
 
     Returns
     -------
@@ -56,7 +62,8 @@ def check_numbers(plan: LayerPlan, over: Observation, keys: Tensor) -> Tensor | 
     """
     if isinstance(plan.source, StaticMask) or not keys.is_floating_point() or prunes_nothing(plan.source, keys):
         return None  # nothing is chosen
-    ends = [end for tensor in (keys, over.queries) if tensor.numel() for end in torch.aminmax(tensor)]
+    read = (keys, over.queries, *((values,) if needs_values(plan.source) else ()))
+    ends = [end for tensor in read if tensor.numel() for end in torch.aminmax(tensor)]
     finite = torch.stack([end.to(keys.device).isfinite() for end in ends]).all()
     if keys.device.type not in _SYNCHRONOUS_DEVICES:
         if not isinstance(plan.source, MaskProvider):
@@ -84,6 +91,11 @@ def check_usable(layer: int, queries: Tensor, keys: Tensor) -> None:
     """Raise unless channels can be chosen from these tokens, none of them padding; waits for the device."""
     finite = bool(queries.isfinite().all()) and bool(keys.isfinite().all())
     raise_for_verdict(layer, [finite, finite and bool(_in_range(queries, keys, None))])
+
+
+def needs_values(source: MaskSource) -> bool:
+    """Return whether channels are chosen by values too."""
+    return isinstance(source, MaskProvider) and source.needs_values
 
 
 def prunes_nothing(source: MaskSource, keys: Tensor) -> bool:

@@ -27,7 +27,7 @@ from ..store import Store
 from ..tail import Tail
 from ..tally import LayerReading
 from .by_heads import ByHeads
-from .choice import check_numbers, choose_channels
+from .choice import check_numbers, choose_channels, needs_values
 from .idle import idle_channels
 from .index import ReadIndex, all_channels, padding_of
 from .kept import kept_channels
@@ -64,7 +64,7 @@ class ChannelMaker(StoreMaker):
 
     def check_numbers(self, plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -> Tensor | None:
         """Raise if channels are chosen from numbers that are not finite."""
-        return check_numbers(plan, over, keys)
+        return check_numbers(plan, over, keys, values)
 
     def why_dense(self, plan: LayerPlan, length: int) -> str:
         """Say why a prompt stays dense, and what to write instead."""
@@ -117,7 +117,8 @@ def _compressed(
     old = OldTokens.of(plan, over, keys, values, recent, count)
     seen, valid = old.seen(over, keys)
     observed = over.queries[:, :, -min(config.channels.observation_window, seen.shape[2]) :]
-    kept = kept_channels(choose_channels(plan, observed, seen, valid), seen)
+    seen_values = old.seen_values(values) if needs_values(plan.source) else None
+    kept = kept_channels(choose_channels(plan, observed, seen, valid, seen_values, over.scaling), seen)
     lead = kept.shape[-1]
     if config.read is not None and config.read.by == BY_CHANNELS:
         kept = all_channels(kept, keys.shape[-1])
