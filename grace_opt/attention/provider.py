@@ -132,7 +132,7 @@ class MaskProvider:
 
     @property
     def needs_values(self) -> bool:
-        """Whether `values` must be given."""
+        """Need of `values`, in every call."""
         return self.weight == OUTPUT
 
     def interactions(

@@ -39,7 +39,7 @@ def choose_channels(
     if prunes_nothing(plan.source, keys):
         return mask_that_prunes_nothing(keys)
     try:
-        if isinstance(plan.source, MaskProvider):
+        if isinstance(plan.source, MaskProvider) and plan.source.needs_values:
             return plan.source(queries, keys, valid, values, scaling)
         return plan.source(queries, keys, valid)
     except ProblemError as error:
