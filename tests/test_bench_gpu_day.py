@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -81,34 +85,52 @@ def test_parts_that_end_badly_are_named_and_the_others_count() -> None:
     assert "no test ended" in page.found
 
 
-def test_a_part_is_killed_with_all_that_it_started_and_leaves_what_it_had(args, child, tmp_path: Path) -> None:
-    child("""printf '{"rows": []}' > masks.json; (sleep 2; touch late) & sleep 60""")
-    found = gpu_day.run("masks", args, 0.3)
-    assert (found["status"], found["found"]) == ("ran out of its 0 s", {"rows": []})
+def test_a_part_is_killed_with_all_that_it_started_and_leaves_what_it_had(
+    args, child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, written = gpu_day.subprocess.Popen.wait, tmp_path / "masks.json"
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Let the time run out once the file is there."""
+        while timeout and not written.exists():
+            time.sleep(0.01)
+        if timeout:
+            raise subprocess.TimeoutExpired("masks", timeout)
+        return real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu_day.subprocess.Popen, "wait", wait)
+        child("""sleep 600 & echo $! > started; echo '{"rows": []}' > part; mv part masks.json; wait""")
+        found = gpu_day.run("masks", args, 9)
+    assert (found["status"], found["found"]) == ("ran out of its 9 s", {"rows": []})
+    with contextlib.suppress(psutil.NoSuchProcess):
+        started = psutil.Process(int((tmp_path / "started").read_text()))
+        while started.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
     child("echo first; echo no memory >&2; exit 3")
-    found = gpu_day.run("masks", args, 60)
+    found = gpu_day.run("masks", args, 600)
     assert (found["status"], found["found"]) == ("failed: no memory", None)
-    assert not (tmp_path / "late").exists()
 
 
-def test_a_day_writes_its_page_after_each_part(args, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second one of the same commit keeps the parts that it does not run; of another, it does not."""
+def test_a_day_writes_its_page_after_each_part(args, monkeypatch: pytest.MonkeyPatch, clock) -> None:
+    """What a part leaves, the next may use. A second day of the same commit keeps parts that it does not run."""
     limits, seen = [], []
 
     def run(name: str, args: argparse.Namespace, limit: float) -> dict:
         path = args.out.with_suffix(".json")
         seen.append([*json.loads(path.read_text())["parts"]] if path.exists() else [])
         limits.append(limit)
+        clock.sleep(30)
         return part(TESTS if name == "tests" else None, gpu_day.MEASURED if name == "tests" else "failed: x")
 
     monkeypatch.setattr(gpu_day, "run", run)
     gpu_day.day(args, CLEAN)
     assert seen == [[], ["masks"], ["masks", "decode"]]
-    assert [limit / 60 for limit in limits] == pytest.approx([1.5, 5.0, 8.0], abs=0.1)  # nothing was used up
+    assert limits == pytest.approx([90, 270, 420])
     args.only = "masks"
     assert [*gpu_day.day(args, CLEAN)["parts"]] == ["masks", "decode", "tests"]
     assert [*gpu_day.day(args, CLEAN | {"commit": "7654321"})["parts"]] == ["masks"]
-    assert limits[-1] / 60 == pytest.approx(8, abs=0.1)
+    assert limits[3:] == pytest.approx([480, 480])
 
 
 def test_outcomes_of_tests_are_kept_as_they_come(tmp_path: Path) -> None:
