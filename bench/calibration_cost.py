@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from bench.bits import NEVER
 from bench.caches import SINKS, WINDOW, Continuation
-from bench.material import MODELS, books, model_path
+from bench.material import MODELS, books, last_part, model_path
 from bench.passages import passages
 from bench.provenance import digest
 from bench.report import BLUE, GREEN, ORANGE, Page, parser_of, publish, table
@@ -172,7 +172,7 @@ def _draw(figure: Figure, by_model: Mapping[str, Mapping[str, tuple[float, float
 def main(given: Sequence[str] | None = None) -> None:
     parser = parser_of("calibration_cost", __doc__)
     parser.add_argument(
-        "--model", nargs="+", default=list(MODELS), help="Hub ids, folders or .gguf files (default: three)"
+        "--model", nargs="+", default=list(MODELS)[:3], help="Hub ids, folders or .gguf files (default: %(default)s)"
     )
     parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: four, fetched)")
     parser.add_argument("--tokens", type=int, default=2048, help="of a passage (default %(default)s)")
@@ -186,7 +186,7 @@ def main(given: Sequence[str] | None = None) -> None:
         torch.set_num_threads(1)
         found = {}
         for name in args.model:
-            label = name if name in MODELS else Path(name).stem
+            label = name if name in MODELS else last_part(name)
             found[label] = measure(*load_model(model_path(name)), args.text or books(), args.tokens, args.later)
         count = len(next(iter(found.values()))["passages"])
         return {"models": found, "count": count, "tokens": args.tokens, "later": args.later}

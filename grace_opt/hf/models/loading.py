@@ -11,6 +11,7 @@ from textwrap import shorten
 from typing import Any
 
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
@@ -63,8 +64,8 @@ def load_model(where: str) -> tuple[PreTrainedModel, Any]:
     Raises
     ------
     ModelError
-        If transformers cannot load it, because files are missing, damaged or do not fit each other; the message quotes
-        transformers' error.
+        If it is neither here nor to be had from the Hub, or transformers cannot load it, because files are missing,
+        damaged or do not fit each other; the message quotes transformers' error.
     """
     path, options = Path(where), {}
     source = where
@@ -81,6 +82,11 @@ def load_model(where: str) -> tuple[PreTrainedModel, Any]:
     except MemoryError:
         raise
     except Exception as error:  # a damaged file ends in whatever error the library raises that reads this kind of file
+        if isinstance(error.__cause__, LocalEntryNotFoundError):
+            raise ModelError(
+                f"{where!r} is not on this machine, and the Hub cannot be reached: give a folder with config.json or a "
+                ".gguf file that is here."
+            ) from error
         raise ModelError(
             f"cannot load a model from {where!r}: give a Hub id, a folder with config.json, or a .gguf file. "
             f"transformers said: {type(error).__name__}: {shorten(str(error), MOST_QUOTED, placeholder=' ...')}"
