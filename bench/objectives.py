@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from bench.caches import Continuation
-from bench.material import MODEL, OTHER_MODELS, books, model_path
+from bench.material import MODELS, books, model_path
 from bench.passages import Passage, later_passages
 from bench.provenance import digest, origin_of, recorded, refuse
 from bench.report import BLUE, GREEN, GREY, ORANGE, ROOT, Page, parser_of, publish, table
@@ -184,7 +184,7 @@ def _draw(figure: Figure, kl: Mapping[str, Mapping[str, Mapping[str, float]]]) -
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser, usual = parser_of("objectives", __doc__), [MODEL, *OTHER_MODELS][:3]
+    parser, usual = parser_of("objectives", __doc__), list(MODELS)[:3]
     add = parser.add_argument
     add("--model", nargs="+", default=usual, help="Hub ids, folders or .gguf files (default: three)")
     add("--text", type=Path, nargs="+", help="books as plain text (default: four, fetched)")
@@ -208,7 +208,7 @@ def main(given: Sequence[str] | None = None) -> None:
                     f"--kinds {' '.join(missing)}: give some of {', '.join({each.kind: 0 for each in cut})}"
                 )
             weights, cases = digest(*model.parameters()), []
-            label = Path(name).stem
+            label = name if name in MODELS else Path(name).stem
             with attention_implementation(model, "grace_sdpa"):
                 for kind, passage in chosen.items():
                     settings = {"weights": weights, "ids": digest(passage.ids), "prompt": args.prompt}
