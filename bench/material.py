@@ -204,8 +204,9 @@ def read_text(path: Path) -> tuple[str, str]:
 def check(name: str, text: str) -> str | None:
     """Print a fetched model's likelihood of a text; what is wrong with it, if anything."""
     from bench.converted import likelihood
-    from grace_opt.hf.models import load_model
+    from grace_opt.hf.models import disable_progress_bars, load_model
 
+    disable_progress_bars()
     found, kept = likelihood(*load_model(model_path(name)), text)
     expected = MODELS[name].nats
     print(f"{name}: {found:.4f} nats per token, recorded {expected:.4f}; the text is {'' if kept else 'not '}kept")

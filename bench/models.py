@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from bench.bits import NEVER
 from bench.caches import SINKS, WINDOW, Continuation, calibrated
 from bench.intervals import with_ends
-from bench.material import MODELS, books, model_path
+from bench.material import MODELS, books, last_part, model_path
 from bench.passages import HALVES, Passage, passages
 from bench.provenance import digest, origin_of, recorded, refuse
 from bench.report import BLUE, GREEN, GREY, ORANGE, PINK, Page, parser_of, publish, table
@@ -173,7 +173,7 @@ def main(given: Sequence[str] | None = None) -> None:
         disable_progress_bars()
         found, origins = {}, {}
         for name in args.model:
-            label = name if name in MODELS else Path(name).stem
+            label = name if name in MODELS else last_part(name)
             found[label] = of_model(name, label, args.text or books(), args, source, origins)
         return {
             "provenance": refuse(origins, args.allow_dirty),

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from bench.caches import Continuation
-from bench.material import MODELS, books, model_path
+from bench.material import MODELS, books, last_part, model_path
 from bench.passages import Passage, later_passages
 from bench.provenance import digest, origin_of, recorded, refuse
 from bench.report import BLUE, GREEN, GREY, ORANGE, ROOT, Page, parser_of, publish, table
@@ -208,7 +208,7 @@ def main(given: Sequence[str] | None = None) -> None:
                     f"--kinds {' '.join(missing)}: give some of {', '.join({each.kind: 0 for each in cut})}"
                 )
             weights, cases = digest(*model.parameters()), []
-            label = name if name in MODELS else Path(name).stem
+            label = name if name in MODELS else last_part(name)
             with attention_implementation(model, "grace_sdpa"):
                 for kind, passage in chosen.items():
                     settings = {"weights": weights, "ids": digest(passage.ids), "prompt": args.prompt}
