@@ -11,16 +11,33 @@ from torch import Tensor
 from ..._shared.cases import draw
 from ..coding.reference import pack_bits
 from ..coding.trellis import as_read
-from .forms import WIDTHS
+from .forms import BLOCK, WIDTHS
 from .host import coded_attention
 from .table import CodedSequence, table_of, units_of
+from .turned import turned_products
 
 COUNTS = (5, 43, 77)
 
 
 def cpu() -> bool:
     """Compare the compiled loops, to 1e-5."""
-    return all(_agrees(coded_attention, torch.device("cpu"), torch.float32, 1e-5, trellis) for trellis in (False, True))
+    agrees = (_agrees(coded_attention, torch.device("cpu"), torch.float32, 1e-5, trellis) for trellis in (False, True))
+    return all(agrees) and _turns()
+
+
+def _turns() -> bool:
+    """Compare products with a mean that turns by two pairs of channels, at 70 positions."""
+    here = torch.device("cpu")
+    queries, means = draw(here, 1, 2, 3, 5).float(), draw(here, 1, 2, 2, 2).float()
+    channels, angles = torch.tensor([[0, 3], [1, 2]], device=here), torch.tensor([1.0, 0.01], device=here)
+    far, near = (step * torch.arange(count, device=here)[:, None] * angles for step, count in ((BLOCK, 2), (1, BLOCK)))
+    begins, places = torch.stack([far.cos(), far.sin()], 1), torch.cat([near.cos(), near.sin()], 1).mT
+    found = turned_products(queries, means, channels, begins, places, 70)
+    turns = torch.polar(torch.ones(70, 2, device=here), torch.arange(70, device=here)[:, None] * angles)
+    pairs = torch.complex(means[:, :, 0], means[:, :, 1])[:, :, None] * turns
+    asked = torch.complex(queries[..., channels[0]], -queries[..., channels[1]])
+    expected = (asked @ pairs.mT).real
+    return bool((found - expected).abs().max() <= 1e-4 * expected.abs().max())
 
 
 def gpu(device: torch.device) -> bool:
