@@ -173,21 +173,21 @@ def positions_of(columns: Tensor, origin: int) -> Tensor:
 
 
 def explained_by(mean: RotaryMean, keys: Tensor, positions: Tensor, queries: Tensor) -> Tensor:
-    """Return how much less the variance of keys costs once a mean is taken off, for each pair, ``(P,)`` float64.
+    """Return how much less the variance of keys costs once a mean is taken off, for each pair, ``(P,)``, of their type.
 
     Parameters
     ----------
     mean : RotaryMean
     keys : Tensor
-        ``(H, n, d)``.
+        ``(H, n, d)`` float32, or float64 where the device has it.
     positions : Tensor
         ``(n,)``.
     queries : Tensor
         ``(H, d)``: mean squares, by which errors count.
     """
     every = torch.ones(len(keys), dtype=torch.float32, device=keys.device)
-    found = keys.double(), mean.taken_off(keys, every, positions).double()
-    before, after = ((each - each.mean(1, keepdim=True)).square().mean(1) * queries.double() for each in found)
+    found = keys, mean.taken_off(keys, every, positions)
+    before, after = ((each - each.mean(1, keepdim=True)).square().mean(1) * queries for each in found)
     less = (before - after).sum(0)
     return less[mean.channels].sum(0)
 
@@ -215,8 +215,7 @@ def choose_pairs(keys: Tensor, queries: Tensor, positions: Tensor, candidates: S
                 best, chosen, shares = float(explained.sum()), found, explained
     if chosen is None:
         return None
-    spread = keys.double() - keys.double().mean(1, keepdim=True)
-    left = (spread.square().mean(1) * queries.double()).sum() - shares.sum()
+    left = ((keys - keys.mean(1, keepdim=True)).square().mean(1) * queries).sum() - shares.sum()
     kept = shares.topk(min(MOST_PAIRS, len(shares))).indices
     kept = kept[shares[kept] > LEAST_SHARE * left].sort().values
     return chosen.pairs(kept) if len(kept) else None
