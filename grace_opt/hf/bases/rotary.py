@@ -203,7 +203,7 @@ def choose_pairs(keys: Tensor, queries: Tensor, positions: Tensor, candidates: S
         Frequencies, ``(P,)`` each, that the model may turn by. Pairs are neighbours, or half of the turned channels
         apart, and these are the first ones or the last: what explains most is taken.
     """
-    best, chosen, shares = 0.0, None, torch.empty(0)
+    best, chosen, shares = 0.0, None, queries
     for frequencies in candidates:
         for channels in _layouts(len(frequencies), keys.shape[-1]):
             own = to_device(channels, keys.device)
