@@ -29,11 +29,16 @@ def _turns() -> bool:
     """Compare products with a mean that turns by two pairs of channels, at 70 positions."""
     here = torch.device("cpu")
     queries, means = draw(here, 1, 2, 3, 5).float(), draw(here, 1, 2, 2, 2).float()
-    channels, angles = torch.tensor([[0, 3], [1, 2]], device=here), torch.tensor([1.0, 0.01], device=here)
+    channels, angles = (
+        torch.tensor([[0, 3], [1, 2]], dtype=torch.int64, device=here),
+        torch.tensor([1.0, 0.01], dtype=torch.float32, device=here),
+    )
     far, near = (step * torch.arange(count, device=here)[:, None] * angles for step, count in ((BLOCK, 2), (1, BLOCK)))
     begins, places = torch.stack([far.cos(), far.sin()], 1), torch.cat([near.cos(), near.sin()], 1).mT
     found = turned_products(queries, means, channels, begins, places, 70)
-    turns = torch.polar(torch.ones(70, 2, device=here), torch.arange(70, device=here)[:, None] * angles)
+    turns = torch.polar(
+        torch.ones(70, 2, dtype=torch.float32, device=here), torch.arange(70, device=here)[:, None] * angles
+    )
     pairs = torch.complex(means[:, :, 0], means[:, :, 1])[:, :, None] * turns
     asked = torch.complex(queries[..., channels[0]], -queries[..., channels[1]])
     expected = (asked @ pairs.mT).real
