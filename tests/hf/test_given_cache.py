@@ -128,11 +128,14 @@ def said(model, ids, **options):
 def test_a_cache_that_the_model_drops_is_handed_back(kind, way, where, ids, quiet):
     """With nothing pruned the text is the dense one, and the cache holds it; pruned, it holds it smaller."""
     model = switching(kind, where=where)
-    texts, options = WAYS[way](model, ids[:, PROMPTS[where]])
-    dense = said(model, texts, **options)
-    with attach(model, ratio=0.0, **WINDOWS) as attached:
-        assert torch.equal(said(model, texts, **options), dense)
+    # In float32, rounding alone makes beams of random weights change places. PhiMoE's experts take no float64.
+    exact = copy.deepcopy(model).double() if kind == "Phi3" else model
+    texts, options = WAYS[way](exact, ids[:, PROMPTS[where]])
+    dense = said(exact, texts, **options)
+    with attach(exact, ratio=0.0, **WINDOWS) as attached:
+        assert torch.equal(said(exact, texts, **options), dense)
     assert attached.cache.get_seq_length() == dense.shape[1] - 1
+    texts, options = WAYS[way](model, ids[:, PROMPTS[where]])
     with attach(model, ratio=0.5, **WINDOWS) as attached:
         text = said(model, texts, **options)
     assert attached.cache.get_seq_length() == text.shape[1] - 1
