@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -128,22 +129,27 @@ def in_place(every: bool) -> None:
     half, bfloat16 = torch.float16, torch.bfloat16
     read_codes(half, 64, length=2, mask=torch.bool, softcap=30.0)
     read_codes(bfloat16, 128)
+    read_codes(bfloat16, 128, added=True)
     read_codes(torch.float32, 256, mask=torch.float32)
     read_codes(bfloat16, 128, trellis=True)
     if every:
         for d, dtype in product((32, 64, 128, 256), decode._DTYPES):
             read_codes(dtype, d)
-            read_codes(dtype, d, trellis=True)
+            read_codes(dtype, d, trellis=True, added=True)
             read_codes(dtype, d, length=8, mask=dtype)
 
 
-def read_codes(dtype, d, length=1, mask=None, softcap=None, trellis=False):
+def read_codes(dtype, d, length=1, mask=None, softcap=None, trellis=False, added=False):
     stored = Coded(torch.Generator(), 2, d, d, ((100, 400),), dtype, trellis=trellis)
     tails = torch.zeros(2, 1, 2, 33, d, dtype=dtype)
     shown = None if mask is None else torch.ones(1, 1, length, 33, dtype=mask)
     query = torch.zeros(1, 8, length, d, dtype=dtype)
+    sequence, by_position = stored.sequence, None
+    if added:
+        sequence = replace(sequence, positions=torch.zeros(2, sequence.table.numbers // 2, dtype=torch.int16))
+        by_position = torch.zeros(1, 2, 4 * length, 500)
     coded.coded_attention(
-        query, [stored.sequence], *tails, stored.books, 33, [0], shown, softcap=softcap, trellis=trellis
+        query, [sequence], *tails, stored.books, 33, [0], shown, softcap=softcap, trellis=trellis, added=by_position
     )
 
 

@@ -91,14 +91,14 @@ def attend_codes(
         tl.store(to_newest[:, None] + token[None, :], x, mask=row_exists[:, None] & known[None, :])
         largest = tl.maximum(tl.max(x, axis=1), LEAST)
         share = tl.exp2(x - largest[:, None])
-        added = tl.sum(share, axis=1)
+        total = tl.sum(share, axis=1)
         tl.store(largest_out + place, largest, mask=row_exists)
-        tl.store(sums_out + place, added, mask=row_exists)
+        tl.store(sums_out + place, total, mask=row_exists)
         share = tl.trans(share) * SHARE
         high = share.to(tl.float16)
         low = (share - high.to(tl.float32)).to(tl.float16)
         shares = by_values(tl.reshape(tl.join(high, low), [T, N]), N, W, T)
         store_values(
-            added, shares, fields + VALUES, slots + (unit * 2 + 1) * SLOTS, chunks + (unit * 2 + 1) * CHUNKS, levels,
+            total, shares, fields + VALUES, slots + (unit * 2 + 1) * SLOTS, chunks + (unit * 2 + 1) * CHUNKS, levels,
             low_levels, signs, first, stride, products, row_exists, R, W, T, EXACT, ASSEMBLY, TRELLIS,
         )  # fmt: skip
