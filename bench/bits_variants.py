@@ -31,9 +31,10 @@ from grace_opt.hf.stores.coded import code_prompt
 from grace_opt.kernels.cache.coding import reference
 
 #: Bits at which all are measured.
-BITS = 2.0
+BITS = 2.25
 #: What each one has that is different.
 VARIANTS = {
+    "still": "no mean of keys that turns with the position",
     "local": "shares by local errors, without gradients",
     "equal": "the same share for every head",
     "none": 'channels as they are, equal shares: `basis="none"`',

@@ -5,7 +5,8 @@ models. Each is used with 2.25 bits on the passages of half B (`bench.passages`)
 are of the processor, in one thread, as a machine may have others to serve: the fewer of two, from the first to the last
 and back again, so that what slows the processor for a while slows no single one.
 
-Writes docs/results/calibration_cost.{json,md,png}. If they are missing, models and texts are downloaded
+Each model has its own file in ``--runs``; those of other weights, settings or commits are measured again. Writes
+docs/results/calibration_cost.{json,md,png}. If they are missing, models and texts are downloaded
 (`bench.material`).
 """
 
@@ -26,14 +27,13 @@ from transformers import PreTrainedModel
 
 from bench.bits import NEVER
 from bench.caches import SINKS, WINDOW, Continuation
-from bench.material import MODELS, books, last_part, model_path
+from bench.material import books, open_models
 from bench.passages import passages
-from bench.provenance import digest
+from bench.provenance import digest, origin_of, recorded, refuse
 from bench.report import BLUE, GREEN, ORANGE, Page, parser_of, publish, table
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import attention_implementation, calibrate
 from grace_opt.hf.bases import calibrate as calibration
-from grace_opt.hf.models import disable_progress_bars, load_model
 
 BITS = 2.25
 
@@ -92,7 +92,7 @@ def measure(model: PreTrainedModel, tokenizer: Any, texts: Sequence[Path], token
                 text = Continuation(model, passage.ids, tokens - later)
                 for number, row in enumerate(rows.values()):
                     row["kl"].append(text.kl(bits=BITS, basis=f"{folder}/{number}.safetensors", **windows))
-    return {"weights": digest(*model.parameters()), "passages": [each.name for each in found], "rows": rows}
+    return {"passages": [each.name for each in found], "rows": rows}
 
 
 def ratios(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
@@ -170,11 +170,7 @@ def _draw(figure: Figure, by_model: Mapping[str, Mapping[str, tuple[float, float
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = parser_of("calibration_cost", __doc__)
-    parser.add_argument(
-        "--model", nargs="+", default=list(MODELS)[:3], help="Hub ids, folders or .gguf files (default: %(default)s)"
-    )
-    parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: four, fetched)")
+    parser = parser_of("calibration_cost", __doc__, models=True)
     parser.add_argument("--tokens", type=int, default=2048, help="of a passage (default %(default)s)")
     parser.add_argument("--later", type=int, default=256, help="of these, fed after the prompt (default %(default)s)")
     args = parser.parse_args(given)
@@ -182,14 +178,23 @@ def main(given: Sequence[str] | None = None) -> None:
         raise SystemExit(f"--later {args.later}: give at least 2, and fewer than the {args.tokens} --tokens")
 
     def measured(source: dict[str, Any]) -> dict[str, Any]:
-        disable_progress_bars()
         torch.set_num_threads(1)
-        found = {}
-        for name in args.model:
-            label = name if name in MODELS else last_part(name)
-            found[label] = measure(*load_model(model_path(name)), args.text or books(), args.tokens, args.later)
+        found, origins, texts = {}, {}, args.text or books()
+        for model, tokenizer, label in open_models(args):
+            settings = {"weights": digest(*model.parameters()), "tokens": args.tokens, "later": args.later}
+            record = recorded(
+                args.runs / f"{label}.json",
+                settings,
+                source,
+                lambda of=(model, tokenizer): measure(*of, texts, args.tokens, args.later),  # type: ignore[misc]
+            )
+            origins[label] = origin_of(source, record)
+            found[label] = {"weights": settings["weights"], **{name: record[name] for name in ("passages", "rows")}}
         count = len(next(iter(found.values()))["passages"])
-        return {"models": found, "count": count, "tokens": args.tokens, "later": args.later}
+        return {
+            "provenance": refuse(origins, args.allow_dirty),
+            **{"models": found, "count": count, "tokens": args.tokens, "later": args.later},
+        }
 
     publish(args, page, measured)
 

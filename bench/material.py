@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,9 @@ MODELS = {
     ),
 }
 
+#: The ones that every page of several models has; the largest takes too long for most.
+*SEVERAL, LARGEST = MODELS
+
 _TESTS = "Brotli-1.1.0/tests/testdata"
 TEXTS = Archive(
     "brotli==1.1.0",
@@ -176,14 +179,29 @@ def open_model(given: argparse.Namespace) -> tuple[Any, Any, str]:
     SystemExit
         If it cannot be had, saying why.
     """
+    return (*_opened(given.model), given.name or last_part(model_path(given.model)))
+
+
+def open_models(given: argparse.Namespace) -> Iterator[tuple[Any, Any, str]]:
+    """Open each model of ``--model`` when its turn comes: it, its tokenizer, and what results call it.
+
+    Raises
+    ------
+    SystemExit
+        If one cannot be had, saying why.
+    """
+    for name in given.model:
+        yield *_opened(name), name if name in MODELS else last_part(name)
+
+
+def _opened(name: str) -> tuple[Any, Any]:
     from grace_opt.hf.models import disable_progress_bars, load_model
 
     disable_progress_bars()
     try:
-        where = model_path(given.model)
-        return (*load_model(where), given.name or last_part(where))
+        return load_model(model_path(name))
     except GraceError as error:
-        raise SystemExit(f"--model {given.model}: {error} These are fetched: {', '.join(MODELS)}.") from error
+        raise SystemExit(f"--model {name}: {error} These are fetched: {', '.join(MODELS)}.") from error
 
 
 def read_text(path: Path) -> tuple[str, str]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,14 +23,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from bench.caches import Continuation
-from bench.material import MODELS, books, last_part, model_path
+from bench.material import books, open_models
 from bench.passages import Passage, later_passages
 from bench.provenance import digest, origin_of, recorded, refuse
-from bench.report import BLUE, GREEN, GREY, ORANGE, ROOT, Page, parser_of, publish, table
+from bench.report import BLUE, GREEN, GREY, ORANGE, Page, parser_of, publish, table
 from grace_opt import MaskProvider
 from grace_opt.attention.outputs import NEAR
 from grace_opt.hf import CompressedCache, attention_implementation
-from grace_opt.hf.models import disable_progress_bars, load_model
 from grace_opt.hf.models.recording import CapturedAttention
 
 #: Shares of the channels that are pruned; errors are measured at `HALF`.
@@ -184,11 +182,8 @@ def _draw(figure: Figure, kl: Mapping[str, Mapping[str, Mapping[str, float]]]) -
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser, usual = parser_of("objectives", __doc__), list(MODELS)[:3]
+    parser = parser_of("objectives", __doc__, models=True)
     add = parser.add_argument
-    add("--model", nargs="+", default=usual, help="Hub ids, folders or .gguf files (default: three)")
-    add("--text", type=Path, nargs="+", help="books as plain text (default: four, fetched)")
-    add("--runs", type=Path, default=ROOT / "runs" / "objectives", help="folder of the records")
     add("--prompt", type=int, default=1024, help="tokens of a prompt (default %(default)s)")
     add("--tokens", type=int, default=128, help="tokens after it (default %(default)s)")
     add("--kinds", nargs="+", default=KINDS, help="of passages (default: book Python JSON)")
@@ -197,10 +192,8 @@ def main(given: Sequence[str] | None = None) -> None:
         raise SystemExit(f"--prompt {args.prompt} --tokens {args.tokens}: give at least {8 * OBSERVED} and 2 tokens")
 
     def measured(source: dict[str, Any]) -> dict[str, Any]:
-        disable_progress_bars()
         models, origins = {}, {}
-        for name in args.model:
-            model, tokenizer = load_model(model_path(name))
+        for model, tokenizer, label in open_models(args):
             cut = later_passages(args.text or books(), tokenizer, args.prompt + args.tokens)
             chosen = dict[str, Passage]({each.kind: each for each in reversed(cut) if each.kind in args.kinds})
             if missing := sorted({*args.kinds} - {*chosen}):
@@ -208,7 +201,6 @@ def main(given: Sequence[str] | None = None) -> None:
                     f"--kinds {' '.join(missing)}: give some of {', '.join({each.kind: 0 for each in cut})}"
                 )
             weights, cases = digest(*model.parameters()), []
-            label = name if name in MODELS else last_part(name)
             with attention_implementation(model, "grace_sdpa"):
                 for kind, passage in chosen.items():
                     settings = {"weights": weights, "ids": digest(passage.ids), "prompt": args.prompt}

@@ -17,7 +17,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from bench.material import MODEL, require_texts
+from bench.material import MODEL, SEVERAL, require_texts
 from bench.provenance import CHANGED, NONE, caption, is_clean, refuse, require_clean, write_json
 from bench.results import COMMANDS
 from grace_opt._util.files import atomic_write
@@ -63,7 +63,9 @@ class Page:
     details: Sequence[tuple[str, Sequence[str]]] = ()
 
 
-def parser_of(name: str, description: str | None, *, model: bool = False) -> argparse.ArgumentParser:
+def parser_of(
+    name: str, description: str | None, *, model: bool = False, models: bool = False
+) -> argparse.ArgumentParser:
     """Return the parser of a benchmark that writes docs/results/NAME, with the options that all have.
 
     Parameters
@@ -71,14 +73,20 @@ def parser_of(name: str, description: str | None, *, model: bool = False) -> arg
     name, description : str
     model : bool
         Whether it reads texts with a trained model, and keeps records.
+    models : bool
+        Whether it does so with several, those of `bench.material` unless others are named.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m bench.{name}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add = parser.add_argument
     if model:
-        add = parser.add_argument
         add("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
         add("--name", help="what to call the model in the results (default: the last part of --model)")
+    if models:
+        names = ", ".join(SEVERAL)
+        add("--model", nargs="+", default=SEVERAL, help=f"Hub ids, folders or .gguf files (default: {names}, fetched)")
+    if model or models:
         add("--text", type=Path, nargs="+", help="books as plain text (default: fetched)")
         add("--runs", type=Path, default=ROOT / "runs" / name, help="folder of the records")
     parser.add_argument(

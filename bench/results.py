@@ -27,7 +27,6 @@ COMMANDS = {
     "real_heads": "python -m bench.real_heads",
     "sparse": "python -m bench.sparse",
     "bits": "python -m bench.bits",
-    "models": "python -m bench.models",
     "calibration_cost": "python -m bench.calibration_cost",
     "growth": "python -m bench.growth",
     "reading": "python -m bench.reading",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import sys
+import shutil
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,10 +40,7 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
         sizes = "--tokens 200 --later 12 --cases 2 --context 120 --rounds 1 --passages 2 --allow-dirty".split()
         folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "results" / "pocket")]
         texts = ["--text", *map(str, books)]
-        monkeypatch.setattr(
-            sys, "argv", ["bits", "--model", str(POCKET_FOLDER), *texts, *sizes, *folders, "--allow-dirty", *changes]
-        )
-        bits.main()
+        bits.main(["--model", str(POCKET_FOLDER), *texts, *sizes, *folders, *changes])
         return (tmp_path / "results" / "pocket.md").read_text()
 
     make = calibrate.basis
@@ -196,49 +194,59 @@ def test_a_basis_is_made_once_for_a_commit(tmp_path: Path, monkeypatch: pytest.M
 def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "is_clean", lambda source: True)
     monkeypatch.setattr(importance, "LONG", 64)  # so that heads take turns in these short passages, too
-    text = start()
+    other = tmp_path / "other"
+    shutil.copytree(POCKET_FOLDER, other)
+    text = start("--brief", str(other))
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())
     assert str(tmp_path) not in text + json.dumps(value)
-    assert [one["half"] for one in value["passages"]] == ["A", "B"]
-    first, second = (one["rows"] for one in value["passages"])
-    assert set(second) == set(bits_page.ROWS) - {"prompt"}  # too short a prompt for a basis of its own
-    assert set(first) == set(second)
-    for rows in (first, second):
+    assert list(value["models"]) == [POCKET_FOLDER.name, "other"]
+    whole, brief = value["models"].values()
+    for passage in whole["passages"]:
+        rows = passage["rows"]
+        assert set(rows) == set(bits_page.ROWS) - {"prompt"}  # too short a prompt for a basis of its own
         assert 0 < rows["bits-3"]["kl"] < rows["bits-1.5"]["kl"] < rows["bits-1"]["kl"]
         assert all(rows[name]["bits"] <= (bits_page.ROWS[name] or 16) for name in rows)
-    assert len({second[name]["kl"] for name in ("bits-2", *VARIANTS) if name != "prompt"}) == len(VARIANTS)
-    for case in value["cases"]:
-        assert set(case["rows"]) == {"dense", *bits_page.RETRIEVAL, *bits_page.ASKED_VARIANTS}
+    changed = {rows[name]["kl"] for name in ("bits-2.25", *VARIANTS) if name != "prompt"}
+    assert len(changed) == len(VARIANTS)
+    for case in whole["cases"]:
+        assert set(case["rows"]) == {"dense", *bits_page.RETRIEVAL}
         assert all(one["nll"] > 0 for one in case["rows"].values())
-    assert set(value["seconds"]) == {"dense", *bits_page.TIMED}
+    assert set(whole["seconds"]) == {"dense", bits_page.TIMED}
+    assert (brief["cases"], brief["seconds"]) == ([], {})
+    for passage, of_other in zip(whole["passages"], brief["passages"], strict=True):  # the same weights
+        names = set(bits_page.ROWS) - set(VARIANTS)
+        assert of_other["rows"] == {name: row for name, row in passage["rows"].items() if name in names}
+    kl = statistics.fmean(passage["rows"]["bits-2.25"]["kl"] for passage in whole["passages"])
+    assert f"is {POCKET_FOLDER.name}, with a KL of {kl:.4f} nats" in text
     for said in (
-        "| `bits=2.25` | 2.2",
-        "KL, half A | KL, half B",
+        f"| cache | {POCKET_FOLDER.name} | other |",
         "**Hidden words**",
-        "| no floor of token weights |",
+        "| no floor of token weights | × ",
         "over dense",
     ):
         assert said in text
     assert "not to be reported" not in text
+    bits.main(["--report-only", "--out", str(tmp_path / "results" / "pocket"), "--allow-dirty"])
+    assert (tmp_path / "results" / "pocket.md").read_text() == text
 
-    measured = []
-    monkeypatch.setattr(bits, "measure_passage", lambda model, one, *rest: measured.append(one.half) or second)
-    monkeypatch.setattr(bits, "measure_case", lambda *rest: value["cases"][0]["rows"])
-    monkeypatch.setattr(provenance, "is_clean", lambda source: True)
+    measured, rows = [], whole["passages"][0]["rows"]
+    monkeypatch.setattr(bits, "measure_passage", lambda model, one, *rest: measured.append(one.half) or rows)
+    start("--rounds", "0", "--cases", "0")
+    assert measured == []  # taken from their records
     half = start("--half", "A", "--rounds", "0", "--cases", "0")
-    assert measured == ["A"]  # that of another source: the first is taken from its record
+    assert measured == ["A"] * 2
     assert "not to be reported" in half
     assert "**Hidden words**" not in half
     monkeypatch.setattr(provenance, "is_clean", lambda source: False)
-    start("--half", "A", "--rounds", "0")
-    assert measured == ["A"] * 3  # files may have changed without another commit
+    start("--half", "A", "--rounds", "0", "--cases", "0")
+    assert measured == ["A"] * 4  # files may have changed without another commit
 
 
 def test_what_cannot_be_measured_says_why(start, tmp_path: Path) -> None:
     for changes, message in (
         (["--later", "1"], "give at least 2, and fewer than the 200"),
         (["--text", str(tmp_path / "none.txt")], "no text at"),
-        (["--tokens", "1200"], "this model's context has 1152"),
+        (["--tokens", "1200"], "the context of pocket has 1152"),
         (["--context", "1100"], "a question takes up to"),
     ):
         with pytest.raises(SystemExit, match=message):

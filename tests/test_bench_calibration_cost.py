@@ -34,8 +34,7 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
                 "--text",
                 *map(str, books),
                 *sizes,
-                "--out",
-                str(tmp_path / "page"),
+                *("--out", str(tmp_path / "page"), "--runs", str(tmp_path / "runs")),
                 *changes,
             ]
         )
