@@ -128,7 +128,7 @@ def page(value: dict[str, Any]) -> Page:
     said = {other: " / ".join(f"{each:.2f}" for each in found) for other, found in times.items()}
     at = " / ".join(f"{ratio:.0%}" for ratio in RATIOS)
     return Page(
-        title="Which W to minimise",
+        title="The W of the output, measured",
         picture="KL divergence from the dense cache's next-token distributions by share of channels pruned, for THINK, "
         "GRACE and the W of the attention's output, a panel per model",
         headline=f"Channels chosen by the output have {said[THINK]} times the KL of THINK, with {at} pruned",
