@@ -39,9 +39,11 @@ RATIOS = (0.5, 0.6, 0.7)
 Maker = Callable[[PreTrainedModel, list[Tensor], float, tuple[int, int]], ChannelMask]
 #: Masks that serve every prompt.
 MAKERS: Mapping[str, Maker] = {
-    LEARNED: lambda model, texts, ratio, steps: learn_masks(model, texts, ratio=ratio, steps=steps),
-    CALIBRATED: lambda model, texts, ratio, steps: calibrate.masks(model, texts, method="mies", ratio=ratio),
-    CALIBRATED_GRACE: lambda model, texts, ratio, steps: calibrate.masks(model, texts, method="grace", ratio=ratio),
+    LEARNED: lambda model, texts, ratio, steps: learn_masks(model, texts=texts, ratio=ratio, steps=steps),
+    CALIBRATED: lambda model, texts, ratio, steps: calibrate.masks(model, texts=texts, method="mies", ratio=ratio),
+    CALIBRATED_GRACE: lambda model, texts, ratio, steps: calibrate.masks(
+        model, texts=texts, method="grace", ratio=ratio
+    ),
 }
 
 

@@ -180,7 +180,7 @@ def more_bits_than_a_code_has(monkeypatch: pytest.MonkeyPatch) -> None:
 @of("hf/tools/learned/call.py:learn_masks")
 def masks_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.arange(3, 90).repeat(2)
-    learn_masks(pocket()[0], [ids], tokens=64, windows=2, queries=8, recent_window=4, time_limit=1e-9)  # here
+    learn_masks(pocket()[0], texts=[ids], tokens=64, windows=2, queries=8, recent_window=4, time_limit=1e-9)  # here
 
 
 @pytest.fixture

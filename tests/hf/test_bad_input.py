@@ -123,7 +123,7 @@ class TestNumberOfLayers:
 
     def test_of_calibrated_masks_is_that_of_the_layers_that_are_pruned(self, tiny, prune):
         model = tiny(num_hidden_layers=3)
-        masks = calibrate.masks(model, [torch.arange(3, 20)], dense_layers=1)
+        masks = calibrate.masks(model, texts=[torch.arange(3, 20)], dense_layers=1)
         assert masks.pruned.shape[0] == 2
         assert prune(model, masks=masks, dense_layers=1).prunable_layers == (1, 2)
         with pytest.raises(MaskError, match="it has 2 layers, the model has 3, of which 3 can be pruned"):

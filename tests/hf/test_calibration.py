@@ -17,6 +17,7 @@ from grace_opt.attention.provider import DEFAULT_RATIO, MaskProvider
 from grace_opt.attention.weights import PROTECT_HIGH, PROTECT_LOW
 from grace_opt.errors import CacheError, MaskError, OptionError, ProblemError
 from grace_opt.hf import CacheConfig, CompressedCache, Quantize, SnapKV, calibrate, capture_attention
+from grace_opt.hf.bases.texts import shipped_texts
 from grace_opt.hf.calibrate import static_masks
 from grace_opt.hf.models import load_pocket
 from tests import oracle
@@ -74,7 +75,7 @@ class TestMasks:
     )
     def test_equal_those_of_the_mean_in_numpy(self, method, ratio, options, tiny, texts):
         model = tiny()
-        masks = calibrate.masks(model, texts, method=method, ratio=ratio, **options)
+        masks = calibrate.masks(model, texts=texts, method=method, ratio=ratio, **options)
         others = dict(options)
         protect = others.pop("protect", (PROTECT_LOW, PROTECT_HIGH) if method == "grace" else None)
         solver = "mies" if method == "grace" else method
@@ -83,8 +84,8 @@ class TestMasks:
     def test_would_notice_a_sum_a_forgotten_text_and_tokens_that_count_once_per_text(self, tiny, texts):
         """The comparison above can fail: leaving out the shares, or a text, changes the masks."""
         model = tiny()
-        found = calibrate.masks(model, texts, method="mies").pruned
-        assert not torch.equal(found, calibrate.masks(model, texts[:1], method="mies").pruned)
+        found = calibrate.masks(model, texts=texts, method="mies").pruned
+        assert not torch.equal(found, calibrate.masks(model, texts=texts[:1], method="mies").pruned)
         unweighted = [
             sum(averaged(model, [ids], layer)[0] * len(ids) for ids in texts) for layer in (0, 1)
         ]  # a long text counts more
@@ -94,13 +95,13 @@ class TestMasks:
     @pytest.mark.parametrize("last", [1, 5, 100])
     def test_of_an_observation_window_count_each_texts_last_queries(self, last, tiny, texts):
         model = tiny()
-        masks = calibrate.masks(model, texts, method="mies", observation_window=last)
+        masks = calibrate.masks(model, texts=texts, method="mies", observation_window=last)
         assert torch.equal(masks.pruned, expected(model, texts, "mies", DEFAULT_RATIO, last=last))
 
     @pytest.mark.parametrize("method", ["grace", "mies", "think"])
     def test_of_one_text_are_what_the_provider_chooses_on_it(self, method, tiny, texts):
         model, ids = tiny(), texts[0]
-        masks = calibrate.masks(model, [ids], method=method, ratio=0.5)
+        masks = calibrate.masks(model, texts=[ids], method=method, ratio=0.5)
         for layer, seen in capture_attention(model, ids[None]).items():
             chosen = MaskProvider(method, 0.5)(seen.queries[0], seen.keys[0])
             assert torch.equal(masks.layer(layer).pruned, chosen.pruned)
@@ -109,54 +110,58 @@ class TestMasks:
         model = tiny()
         observing = CompressedCache(model, ratio=0.75, recent_window=8, observation_window=40)
         expected = generate(model, observing, prompt[:1])
-        static = CompressedCache(model, masks=calibrate.masks(model, [prompt[0]], ratio=0.75), recent_window=8)
+        static = CompressedCache(model, masks=calibrate.masks(model, texts=[prompt[0]], ratio=0.75), recent_window=8)
         assert torch.equal(generate(model, static, prompt[:1]), expected)
 
     def test_do_not_depend_on_the_order_of_the_texts(self, tiny, texts):
         model = tiny()
-        first, *others = [calibrate.masks(model, list(order)).pruned for order in itertools.permutations(texts[:3])]
+        first, *others = [
+            calibrate.masks(model, texts=list(order)).pruned for order in itertools.permutations(texts[:3])
+        ]
         assert all(torch.equal(first, other) for other in others)
 
     def test_do_not_depend_on_how_often_all_texts_are_repeated(self, tiny, texts):
-        assert torch.equal(calibrate.masks(tiny(), texts).pruned, calibrate.masks(tiny(), [*texts, *texts]).pruned)
+        assert torch.equal(
+            calibrate.masks(tiny(), texts=texts).pruned, calibrate.masks(tiny(), texts=[*texts, *texts]).pruned
+        )
 
     @pytest.mark.slow
     def test_come_from_strings_as_from_their_tokens(self):
         model, tokenizer = pocket()
         tokens = [tokenizer(text, return_tensors="pt").input_ids for text in TEXTS]
-        by_text = calibrate.masks(model, TEXTS, tokenizer)
+        by_text = calibrate.masks(model, tokenizer, TEXTS)
         for same in (tokens, [ids[0] for ids in tokens], [TEXTS[0], tokens[1], tokens[2][0]]):
-            assert torch.equal(by_text.pruned, calibrate.masks(model, same, tokenizer).pruned)
-        assert torch.equal(by_text.pruned, calibrate.masks(model, iter(TEXTS), tokenizer).pruned)
+            assert torch.equal(by_text.pruned, calibrate.masks(model, tokenizer, same).pruned)
+        assert torch.equal(by_text.pruned, calibrate.masks(model, tokenizer, iter(TEXTS)).pruned)
         bounds = PROTECT_LOW, PROTECT_HIGH
         assert torch.equal(by_text.pruned, expected(model, tokens, "mies", DEFAULT_RATIO, bounds, layers=(0, 1, 2)))
 
     def test_have_a_ratio_per_layer_or_a_number_of_kept_channels(self, tiny, texts):
         model = tiny()
-        assert calibrate.masks(model, texts, ratio=[0.25, 0.75]).pruned.sum(-1).tolist() == [[4, 4], [12, 12]]
-        assert calibrate.masks(model, texts, kept_channels=5).pruned.sum(-1).eq(11).all()
-        by_config = calibrate.masks(model, texts, config=CacheConfig("think", [0.25, 0.75]))
+        assert calibrate.masks(model, texts=texts, ratio=[0.25, 0.75]).pruned.sum(-1).tolist() == [[4, 4], [12, 12]]
+        assert calibrate.masks(model, texts=texts, kept_channels=5).pruned.sum(-1).eq(11).all()
+        by_config = calibrate.masks(model, texts=texts, config=CacheConfig("think", [0.25, 0.75]))
         assert torch.equal(by_config.pruned[0], expected(model, texts, "think", 0.25, layers=[0])[0])
         assert torch.equal(by_config.pruned[1], expected(model, texts, "think", 0.75, layers=[1])[0])
 
     def test_cover_the_layers_that_can_be_pruned(self, tiny, texts):
         mixed = tiny("Qwen2", **MIXED)
-        masks = calibrate.masks(mixed, texts, method="mies")
+        masks = calibrate.masks(mixed, texts=texts, method="mies")
         assert torch.equal(masks.pruned, expected(mixed, texts, "mies", DEFAULT_RATIO, layers=[1]))
-        assert calibrate.masks(tiny(), texts, dense_layers=1).pruned.shape == (1, 2, 16)
+        assert calibrate.masks(tiny(), texts=texts, dense_layers=1).pruned.shape == (1, 2, 16)
 
     def test_do_not_depend_on_the_attention_that_the_model_runs_with(self, tiny, texts):
-        found = [calibrate.masks(tiny(attention=name), texts).pruned for name in ("sdpa", "grace_sdpa", "eager")]
+        found = [calibrate.masks(tiny(attention=name), texts=texts).pruned for name in ("sdpa", "grace_sdpa", "eager")]
         assert all(torch.equal(found[0], other) for other in found)
 
     def test_leave_the_model_as_it_was(self, tiny, texts):
         model = tiny(attention="sdpa")
-        calibrate.masks(model, texts[:1])
+        calibrate.masks(model, texts=texts[:1])
         assert model.config._attn_implementation == "sdpa"
 
     def test_are_reported_text_by_text(self, tiny, texts):
         done = []
-        calibrate.masks(tiny(), texts, advance=done.append)
+        calibrate.masks(tiny(), texts=texts, advance=done.append)
         assert done == [1, 2, 3, 4]
 
 
@@ -165,7 +170,7 @@ class TestUse:
         self, tiny, texts, padded, generate, zeroed, step, continuation, close, monkeypatch
     ):
         model = tiny()
-        masks = calibrate.masks(model, texts)
+        masks = calibrate.masks(model, texts=texts)
 
         def fail(*_, **__):
             raise AssertionError("nothing is to be computed")
@@ -184,7 +189,7 @@ class TestUse:
 
     def test_survives_a_file(self, tiny, texts, tmp_path, prompt, generate):
         model = tiny()
-        masks = calibrate.masks(model, texts)
+        masks = calibrate.masks(model, texts=texts)
         masks.save(tmp_path / "masks.safetensors")
         loaded = ChannelMask.load(tmp_path / "masks.safetensors")
         assert dict(loaded.fingerprint) == dict(masks.fingerprint)
@@ -193,7 +198,7 @@ class TestUse:
 
     def test_by_another_fine_tune_is_refused(self, tiny, texts):
         model = tiny()
-        masks = calibrate.masks(model, texts)
+        masks = calibrate.masks(model, texts=texts)
         assert "weights" in masks.fingerprint
         tuned = copy.deepcopy(model)
         with torch.no_grad():
@@ -205,41 +210,56 @@ class TestUse:
         assert CompressedCache(tuned.config, masks=masks).prunable_layers == (0, 1)
 
     def test_by_the_same_weights_in_bfloat16_is_not_refused(self, tiny, texts):
-        masks = calibrate.masks(tiny(), texts)
+        masks = calibrate.masks(tiny(), texts=texts)
         assert CompressedCache(copy.deepcopy(tiny()).to(torch.bfloat16), masks=masks).prunable_layers == (0, 1)
 
     def test_by_a_model_of_another_size_is_refused(self, tiny, texts):
         with pytest.raises(MaskError, match="num_hidden_layers: mask 2, model 3"):
-            CompressedCache(tiny(num_hidden_layers=3).config, masks=calibrate.masks(tiny(), texts))
+            CompressedCache(tiny(num_hidden_layers=3).config, masks=calibrate.masks(tiny(), texts=texts))
 
 
 class TestBadInput:
-    @pytest.mark.parametrize("none", [[], (), "a text", iter([]), 3, None])
-    def test_no_texts(self, none, tiny):
-        with pytest.raises(
-            OptionError, match=r"texts must be a list with at least one text; write calibrate\.masks\(model, \["
-        ):
-            calibrate.masks(tiny(), none)
+    @pytest.mark.parametrize(
+        ("none", "says"),
+        [
+            *((none, "texts is an empty list; leave it out") for none in ([], (), iter([]))),
+            *((none, r"texts must be a list; write calibrate\.masks\(model, tokenizer, \[") for none in ("a text", 3)),
+            (None, r"ship with grace_opt need the model's tokenizer; write calibrate\.masks\(model, tokenizer\)"),
+        ],
+    )
+    def test_no_texts(self, none, says, tiny):
+        with pytest.raises(OptionError, match=says):
+            calibrate.masks(tiny(), texts=none)
 
     def test_texts_without_their_tokenizer(self):
         with pytest.raises(
-            OptionError, match=r"texts need their tokenizer; write calibrate\.masks\(model, texts, tokenizer\)"
+            OptionError, match=r"texts need their tokenizer; write calibrate\.masks\(model, tokenizer, texts\)"
         ):
-            calibrate.masks(pocket()[0], TEXTS)
+            calibrate.masks(pocket()[0], texts=TEXTS)
 
-    @pytest.mark.parametrize("texts", [TEXTS, tuple(TEXTS), TEXTS[0]], ids=["list", "tuple", "one"])
+    @pytest.mark.parametrize(
+        "texts", [TEXTS, tuple(TEXTS), TEXTS[0], torch.arange(9)], ids=["list", "tuple", "one", "ids"]
+    )
     def test_texts_and_tokenizer_in_the_wrong_order(self, texts):
         model, tokenizer = pocket()
         with pytest.raises(
-            OptionError, match=r"texts come before their tokenizer; write calibrate\.masks\(model, texts, tok"
+            OptionError,
+            match=r"the tokenizer comes before the texts; write calibrate\.masks\(model, tokenizer, texts\), or "
+            r"calibrate\.masks\(model, texts=\.\.\.\) if they are token numbers",
         ):
-            calibrate.masks(model, tokenizer, texts)
+            calibrate.masks(model, texts, tokenizer)
 
     def test_something_that_is_no_tokenizer(self):
         with pytest.raises(
-            OptionError, match=r"a int is not a tokenizer; write calibrate\.masks\(model, texts, tokenizer\)"
+            OptionError, match=r"a int is not a tokenizer; write calibrate\.masks\(model, tokenizer, texts\)"
         ):
-            calibrate.masks(pocket()[0], TEXTS, 5)
+            calibrate.masks(pocket()[0], 5, TEXTS)
+
+    def test_without_texts_those_that_ship_with_grace_opt(self):
+        model, tokenizer = pocket()
+        assert torch.equal(
+            calibrate.masks(model, tokenizer).pruned, calibrate.masks(model, tokenizer, shipped_texts()).pruned
+        )
 
     @pytest.mark.parametrize(
         "setting",
@@ -256,14 +276,17 @@ class TestBadInput:
     def test_settings_on_which_no_channel_depends(self, setting, tiny, texts):
         (name,) = setting
         with pytest.raises(OptionError, match=rf"do not depend on {name}; .*masks=masks, {name}=\.\.\.\)"):
-            calibrate.masks(tiny(), texts, **setting)
-        both = calibrate.masks(tiny(), texts, config=CacheConfig(ratio=0.3, **setting)), calibrate.masks(tiny(), texts)
+            calibrate.masks(tiny(), texts=texts, **setting)
+        both = (
+            calibrate.masks(tiny(), texts=texts, config=CacheConfig(ratio=0.3, **setting)),
+            calibrate.masks(tiny(), texts=texts),
+        )
         assert torch.equal(both[0].pruned, both[1].pruned), "of a whole configuration they are not read"
 
     @pytest.mark.parametrize("name", ["prompt_length", "offloading"])
     def test_arguments_of_a_cache(self, name, tiny, texts):
         with pytest.raises(OptionError, match=rf"do not depend on {name}; .*masks=masks, {name}=\.\.\.\)"):
-            calibrate.masks(tiny(), texts, **{name: 9})
+            calibrate.masks(tiny(), texts=texts, **{name: 9})
 
     @pytest.mark.parametrize(
         ("given", "named", "leave_out"),
@@ -282,43 +305,43 @@ class TestBadInput:
             given["config"].to_json(path)
         for each in (given, {"config": path}) if "config" in given else (given,):
             with pytest.raises(OptionError, match=rf"and {named} drops none: write calibrate\.basis\(.*") as error:
-                calibrate.masks(tiny(), texts, **each)
+                calibrate.masks(tiny(), texts=texts, **each)
             assert str(error.value).endswith(f"to drop channels, leave out {leave_out}")
 
     def test_an_empty_text(self):
         model, tokenizer = pocket()
         with pytest.raises(OptionError, match=r"text 2 is empty; leave it out"):
-            calibrate.masks(model, [TEXTS[0], ""], tokenizer)
+            calibrate.masks(model, tokenizer, [TEXTS[0], ""])
 
     @pytest.mark.parametrize("shape", [(2, 5), (0,), (1, 0), (), (1, 1, 5)])
     def test_token_numbers_of_another_shape(self, shape, tiny, texts):
         ids = torch.full(shape, 5)
         with pytest.raises(OptionError) as error:
-            calibrate.masks(tiny(), [texts[0], ids])
+            calibrate.masks(tiny(), texts=[texts[0], ids])
         given = (1, 0) if shape == (0,) else shape
         assert f"text 2 has token numbers of shape {given}; give one sequence" in str(error.value)
 
     def test_one_text_in_place_of_a_list(self, tiny, texts):
-        with pytest.raises(OptionError, match=r"text 1 has token numbers of shape \(\)"):
-            calibrate.masks(tiny(), texts[0])
+        with pytest.raises(OptionError, match="texts must be a list; write calibrate"):
+            calibrate.masks(tiny(), texts=texts[0])
 
     @pytest.mark.parametrize("text", [3, None, [5, 6]])
     def test_something_that_is_no_text(self, text):
         model, tokenizer = pocket()
         says = f"text 1 is of type {type(text).__name__}; write a string or a tensor of its tokens"
         with pytest.raises(OptionError, match=says):
-            calibrate.masks(model, [text], tokenizer)
+            calibrate.masks(model, tokenizer, [text])
 
     @pytest.mark.parametrize("window", [0, -1, "a", 1.5])
     def test_a_window_out_of_range(self, window, tiny, texts):
         with pytest.raises(OptionError, match=r"observation_window=.*: give an integer >= 1"):
-            calibrate.masks(tiny(), texts, observation_window=window)
+            calibrate.masks(tiny(), texts=texts, observation_window=window)
 
     @pytest.mark.parametrize("name", ["provider", "masks"])
     def test_what_chooses_by_itself(self, name, tiny, texts):
         given = {"provider": MaskProvider("mies"), "masks": ChannelMask(torch.zeros(2, 2, 16, dtype=torch.bool))}[name]
         with pytest.raises(OptionError, match=f"chooses the channels by a method; leave out {name}"):
-            calibrate.masks(tiny(), texts, **{name: given})
+            calibrate.masks(tiny(), texts=texts, **{name: given})
 
     @pytest.mark.parametrize(
         ("wrong", "error", "says"),
@@ -334,15 +357,15 @@ class TestBadInput:
     def test_settings_are_told_before_any_text_is_read(self, wrong, error, says, tiny, texts, monkeypatch):
         monkeypatch.setattr(static_masks, "capture_attention", None)
         with pytest.raises(error, match=says):
-            calibrate.masks(tiny(), texts, **wrong)
+            calibrate.masks(tiny(), texts=texts, **wrong)
 
     def test_a_configuration_has_no_weights(self, tiny, texts):
         with pytest.raises(
             OptionError, match="model must be a transformers model with its weights, not LlamaConfig; write calibrate"
         ):
-            calibrate.masks(tiny().config, texts)
+            calibrate.masks(tiny().config, texts=texts)
 
     def test_a_compiled_model_is_the_model(self, tiny, texts):
         model = tiny()
-        found = calibrate.masks(torch.compile(model), texts, ratio=0.5)  # wrapped, not compiled: nothing calls it
-        assert torch.equal(found.pruned, calibrate.masks(model, texts, ratio=0.5).pruned)
+        found = calibrate.masks(torch.compile(model), texts=texts, ratio=0.5)  # wrapped, not compiled: nothing calls it
+        assert torch.equal(found.pruned, calibrate.masks(model, texts=texts, ratio=0.5).pruned)

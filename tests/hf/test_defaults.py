@@ -115,8 +115,8 @@ def others(folder):
     texts = [tokens(1, 600, seed=seed) for seed in (1, 2)]
     basis = calibrate.basis(model(), None, texts, tokens=600)
     losses = calibrate.budgets(model(), None, [tokens(1, 768)], tokens=768, heads=False)
-    masks = calibrate.masks(model(), texts, None, ratio=0.5)
-    learned = learn_masks(model(), texts, None, 0.5, tokens=100, windows=4, steps=(6, 3), progress=False)
+    masks = calibrate.masks(model(), texts=texts, ratio=0.5)
+    learned = learn_masks(model(), None, texts, 0.5, tokens=100, windows=4, steps=(6, 3), progress=False)
     losses.save(folder / "losses")
     basis.save(folder / "basis")
     found = {}

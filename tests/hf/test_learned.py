@@ -203,14 +203,14 @@ class TestMasks:
         def error(masks):
             return sum(mean_error(sample, (~masks.pruned[layer]).float()) for layer, sample in held_out.items())
 
-        masks = learn_masks(model, texts, tokenizer, 0.5, tokens=200, steps=(50, 20))
+        masks = learn_masks(model, tokenizer, texts, 0.5, tokens=200, steps=(50, 20))
         assert masks.pruned.shape == (3, 2, 64)
         assert masks.pruned_per_head == 32
         assert masks.pruned.sum(-1).eq(32).all()
         generator = torch.Generator().manual_seed(0)
         random = [ChannelMask(torch.rand(3, 2, 64, generator=generator).argsort(-1) < 32) for _ in range(5)]
         worst = max(
-            error(calibrate.masks(model, texts, tokenizer, method=name, ratio=0.5)) for name in ("grace", "think")
+            error(calibrate.masks(model, tokenizer, texts, method=name, ratio=0.5)) for name in ("grace", "think")
         )
         assert error(masks) < 0.9 * min(map(error, random))
         assert error(masks) <= worst
@@ -218,34 +218,34 @@ class TestMasks:
     def test_depend_on_the_seed_alone(self, tiny, texts):
         model = tiny()
         torch.manual_seed(1)
-        found = learn_masks(model, texts, **SMALL)
+        found = learn_masks(model, texts=texts, **SMALL)
         torch.manual_seed(2)
-        assert torch.equal(found.pruned, learn_masks(model, texts, **SMALL).pruned)
-        others = [learn_masks(model, texts, **SMALL, seed=seed).pruned for seed in (1, 2, 3)]
+        assert torch.equal(found.pruned, learn_masks(model, texts=texts, **SMALL).pruned)
+        others = [learn_masks(model, texts=texts, **SMALL, seed=seed).pruned for seed in (1, 2, 3)]
         assert not all(torch.equal(found.pruned, other) for other in others), "windows and queries are drawn"
 
     def test_do_not_depend_on_how_many_layers_are_held_at_once(self, tiny, texts, monkeypatch):
-        found = learn_masks(tiny(), texts, **SMALL)
+        found = learn_masks(tiny(), texts=texts, **SMALL)
         monkeypatch.setattr(call, "HELD_BYTES", 1)
-        assert torch.equal(found.pruned, learn_masks(tiny(), texts, **SMALL).pruned)
+        assert torch.equal(found.pruned, learn_masks(tiny(), texts=texts, **SMALL).pruned)
 
     def test_are_the_same_of_a_model_that_accelerate_has_offloaded(self, tiny, texts):
         model = copy.deepcopy(tiny())  # the fixture's own is everybody's
-        whole = learn_masks(model, texts, **SMALL)
+        whole = learn_masks(model, texts=texts, **SMALL)
         accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
         assert {weights.device.type for weights in model.parameters()} == {"meta"}
-        assert torch.equal(learn_masks(model, texts, **SMALL).pruned, whole.pruned)
+        assert torch.equal(learn_masks(model, texts=texts, **SMALL).pruned, whole.pruned)
 
     def test_keep_multiples_and_have_a_ratio_per_layer(self, tiny, texts):
         model = tiny()
-        assert learn_masks(model, texts, ratio=0.3, **SMALL, multiple=4).pruned.sum(-1).eq(8).all()
-        assert learn_masks(model, texts, ratio=0.5, **SMALL, multiple=4).pruned.sum(-1).eq(8).all()
-        assert learn_masks(model, texts, ratio=[0, 0.75], **SMALL).pruned.sum(-1).tolist() == [[0, 0], [12, 12]]
-        assert learn_masks(model, texts, ratio=0.5, **SMALL, dense_layers=1).pruned.shape == (1, 2, 16)
+        assert learn_masks(model, texts=texts, ratio=0.3, **SMALL, multiple=4).pruned.sum(-1).eq(8).all()
+        assert learn_masks(model, texts=texts, ratio=0.5, **SMALL, multiple=4).pruned.sum(-1).eq(8).all()
+        assert learn_masks(model, texts=texts, ratio=[0, 0.75], **SMALL).pruned.sum(-1).tolist() == [[0, 0], [12, 12]]
+        assert learn_masks(model, texts=texts, ratio=0.5, **SMALL, dense_layers=1).pruned.shape == (1, 2, 16)
 
     def test_serve_a_cache_and_survive_a_file(self, tiny, texts, prompt, generate, tmp_path):
         model = tiny()
-        masks = learn_masks(model, texts, ratio=0.5, **SMALL)
+        masks = learn_masks(model, texts=texts, ratio=0.5, **SMALL)
         masks.save(tmp_path / "masks.safetensors")
         loaded = ChannelMask.load(tmp_path / "masks.safetensors")
         assert dict(loaded.fingerprint) == dict(masks.fingerprint)
@@ -260,13 +260,13 @@ class TestMasks:
     )
     def test_are_learned_in_any_mode_of_torch(self, block, tiny, texts):
         with block():
-            assert learn_masks(tiny(), texts, ratio=0.5, **SMALL).pruned.sum() == 32
+            assert learn_masks(tiny(), texts=texts, ratio=0.5, **SMALL).pruned.sum() == 32
 
 
 class TestInterruption:
     def test_goes_on_from_the_checkpoint(self, tiny, texts, tmp_path, monkeypatch):
         model, path = tiny(), tmp_path / "layers.safetensors"
-        whole = learn_masks(model, texts, **SMALL)
+        whole = learn_masks(model, texts=texts, **SMALL)
         learned = []
 
         def interrupted(sample, *rest, **given):
@@ -277,11 +277,11 @@ class TestInterruption:
 
         monkeypatch.setattr(call, "learn_layer", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            learn_masks(model, texts, **SMALL, checkpoint=path)
-        assert torch.equal(learn_masks(model, texts, **SMALL, checkpoint=path).pruned, whole.pruned)
+            learn_masks(model, texts=texts, **SMALL, checkpoint=path)
+        assert torch.equal(learn_masks(model, texts=texts, **SMALL, checkpoint=path).pruned, whole.pruned)
         assert len(learned) == 3, "the first layer was learned once"
         monkeypatch.setattr(call, "learn_layer", None)
-        assert torch.equal(learn_masks(model, texts, **SMALL, checkpoint=path).pruned, whole.pruned)
+        assert torch.equal(learn_masks(model, texts=texts, **SMALL, checkpoint=path).pruned, whole.pruned)
 
     @pytest.mark.parametrize("ends", [None, CalibrationError, KeyboardInterrupt], ids=["done", "refused", "ctrl-c"])
     @pytest.mark.parametrize("where", ["record", "learn_layer"])
@@ -305,10 +305,10 @@ class TestInterruption:
         monkeypatch.setattr(place, where, ending)
         try:
             if ends is None:
-                learn_masks(model, texts, **SMALL)
+                learn_masks(model, texts=texts, **SMALL)
             else:
                 with pytest.raises(ends):
-                    learn_masks(model, texts, **SMALL)
+                    learn_masks(model, texts=texts, **SMALL)
             assert not any(calls), "read without dropout"
             assert [module.training for module in model.modules()] == modes
             assert model.config._attn_implementation == "eager"
@@ -323,15 +323,15 @@ class TestInterruption:
     def test_of_time_hardens_what_was_learned(self, tiny, texts, tmp_path):
         path = tmp_path / "layers.safetensors"
         with pytest.warns(UserWarning, match=r"time_limit=0\.001 cut 2 of 2 layers short"):
-            found = learn_masks(tiny(), texts, ratio=0.5, **SMALL, checkpoint=path, time_limit=0.001)
+            found = learn_masks(tiny(), texts=texts, ratio=0.5, **SMALL, checkpoint=path, time_limit=0.001)
         assert found.pruned.sum(-1).eq(8).all()
         assert not path.exists(), "a later run learns these layers in full"
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            learn_masks(tiny(), texts, ratio=0.5, **SMALL, checkpoint=path, time_limit=60)
+            learn_masks(tiny(), texts=texts, ratio=0.5, **SMALL, checkpoint=path, time_limit=60)
 
     def test_is_shown_step_by_step(self, tiny, texts, capsys):
-        learn_masks(tiny(), texts, **SMALL, progress=True)
+        learn_masks(tiny(), texts=texts, **SMALL, progress=True)
         shown = capsys.readouterr().err
         assert "36/36" in shown
         assert "learning layer 1, 2 of 2" in shown
@@ -341,7 +341,7 @@ class TestCheckpoint:
     @pytest.fixture
     def made(self, tiny, texts, tmp_path):
         path = tmp_path / "layers.safetensors"
-        learn_masks(tiny(), texts, ratio=0.5, **SMALL, checkpoint=path)
+        learn_masks(tiny(), texts=texts, ratio=0.5, **SMALL, checkpoint=path)
         return path
 
     def test_of_another_model(self, made, tiny, texts):
@@ -350,11 +350,11 @@ class TestCheckpoint:
             tuned.model.layers[1].mlp.up_proj.weight.mul_(1.5)
         for model, says in ((tiny("qwen2"), "model_type: checkpoint llama"), (tuned, "the weights differ")):
             with pytest.raises(MaskError, match=rf"is for another model \({says}.*\): give what it was made with"):
-                learn_masks(model, texts, ratio=0.5, **SMALL, checkpoint=made)
+                learn_masks(model, texts=texts, ratio=0.5, **SMALL, checkpoint=made)
 
     def test_of_other_texts(self, made, tiny, texts):
         with pytest.raises(MaskError, match="is for other texts"):
-            learn_masks(tiny(), texts[:2], ratio=0.5, **SMALL, checkpoint=made)
+            learn_masks(tiny(), texts=texts[:2], ratio=0.5, **SMALL, checkpoint=made)
 
     @pytest.mark.parametrize(
         ("change", "says"),
@@ -368,16 +368,16 @@ class TestCheckpoint:
     )
     def test_of_other_settings(self, change, says, made, tiny, texts):
         with pytest.raises(MaskError, match=rf"is for other settings \({says}\)"):
-            learn_masks(tiny(), texts, **{"ratio": 0.5, **SMALL, **change}, checkpoint=made)
+            learn_masks(tiny(), texts=texts, **{"ratio": 0.5, **SMALL, **change}, checkpoint=made)
 
     def test_that_is_none(self, made, tiny, texts, tmp_path):
         masks = tmp_path / "masks.safetensors"
         ChannelMask(torch.zeros(2, 2, 16, dtype=torch.bool)).save(masks)
         with pytest.raises(MaskError, match="but not a checkpoint of learned masks"):
-            learn_masks(tiny(), texts, ratio=0.5, **SMALL, checkpoint=masks)
+            learn_masks(tiny(), texts=texts, ratio=0.5, **SMALL, checkpoint=masks)
         made.write_bytes(made.read_bytes()[:-3])
         with pytest.raises(MaskError, match="cannot be read as a checkpoint"):
-            learn_masks(tiny(), texts, ratio=0.5, **SMALL, checkpoint=made)
+            learn_masks(tiny(), texts=texts, ratio=0.5, **SMALL, checkpoint=made)
 
     @pytest.mark.parametrize(
         ("tensors", "about", "says"),
@@ -395,11 +395,11 @@ class TestCheckpoint:
         kind = TensorFormat("grace_opt.learned_layers", "1", "a checkpoint", MaskError)
         kind.write(made, tensors, {**json.loads(json.dumps(kind.read(made)[0])), **about})
         with pytest.raises(MaskError, match=says):
-            learn_masks(tiny(), texts, ratio=0.5, **SMALL, checkpoint=made)
+            learn_masks(tiny(), texts=texts, ratio=0.5, **SMALL, checkpoint=made)
 
     def test_that_cannot_be_written(self, tiny, texts, tmp_path):
         with pytest.raises(MaskError, match="there is no folder"):
-            learn_masks(tiny(), texts, **SMALL, checkpoint=tmp_path / "none" / "layers.safetensors")
+            learn_masks(tiny(), texts=texts, **SMALL, checkpoint=tmp_path / "none" / "layers.safetensors")
 
 
 class TestBadInput:
@@ -408,11 +408,11 @@ class TestBadInput:
         with pytest.raises(
             CalibrationError, match=r"15 queries see .*besides the first 5 of every window; at least 64"
         ):
-            learn_masks(tiny(), few, **SMALL)
+            learn_masks(tiny(), texts=few, **SMALL)
 
     def test_windows_that_are_dense_as_a_whole(self, tiny, texts):
         with pytest.raises(OptionError, match=r"tokens=24: 24 tokens that a query sees stay dense .* at least 88"):
-            learn_masks(tiny(), texts, **{**SMALL, "recent_window": 23})
+            learn_masks(tiny(), texts=texts, **{**SMALL, "recent_window": 23})
 
     @pytest.mark.parametrize(
         ("wrong", "error", "says"),
@@ -437,25 +437,25 @@ class TestBadInput:
     def test_options_out_of_range(self, wrong, error, says, tiny, texts, monkeypatch):
         monkeypatch.setattr(call, "observe", None)  # told before any text is read
         with pytest.raises(error, match=says):
-            learn_masks(tiny(), texts, **{**SMALL, **wrong})
+            learn_masks(tiny(), texts=texts, **{**SMALL, **wrong})
 
     def test_texts_and_tokenizers_that_are_none(self, tiny, texts):
         for given, says in (
-            (([],), r"texts must be a list with at least one text; write learn_masks\(model, \["),
-            ((["a text"],), r"texts need their tokenizer; write learn_masks\(model, texts, tokenizer\)"),
-            ((len, texts), r"texts come before their tokenizer; write learn_masks"),
-            ((texts, 0.5), "a float is not a tokenizer"),
+            ((None, []), r"texts is an empty list; leave it out for the texts that ship with grace_opt"),
+            ((None, ["a text"]), r"texts need their tokenizer; write learn_masks\(model, tokenizer, texts\)"),
+            ((texts, len), r"the tokenizer comes before the texts; write learn_masks\(model, tokenizer, texts\)"),
+            ((0.5, texts), "a float is not a tokenizer"),
         ):
             with pytest.raises(OptionError, match=says):
                 learn_masks(tiny(), *given)
         with pytest.raises(OptionError, match="model must be a transformers model with its weights"):
-            learn_masks(tiny().config, texts)
+            learn_masks(tiny().config, texts=texts)
 
     def test_a_process_with_a_part_of_the_model(self, tiny, texts, monkeypatch):
         whole = call.fingerprint
         monkeypatch.setattr(call, "fingerprint", lambda model: {**whole(model), "tensor_parallel": "rank 0 of 2"})
         with pytest.raises(CalibrationError, match="only rank 0 of 2 of the model; learn the masks in one process"):
-            learn_masks(tiny(), texts, **SMALL)
+            learn_masks(tiny(), texts=texts, **SMALL)
 
     def test_numbers_that_are_not_finite(self, tiny, texts):
         model = tiny("qwen2")
@@ -465,7 +465,7 @@ class TestBadInput:
             with torch.no_grad():
                 bias[3] = torch.inf
             with pytest.raises(CalibrationError, match=r"keys or values of layer 1 are not finite"):
-                learn_masks(model, texts, **SMALL)
+                learn_masks(model, texts=texts, **SMALL)
         finally:
             with torch.no_grad():
                 bias.copy_(before)
@@ -473,7 +473,7 @@ class TestBadInput:
     def test_attention_that_is_more_than_a_softmax(self, tiny, texts, monkeypatch):
         monkeypatch.setattr(observe, "sample_of", lambda queries, *rest: sample_of(2 * queries, *rest))
         with pytest.raises(CacheError, match="the attention of layer 0 is more than the softmax of its causal logits"):
-            learn_masks(tiny(), texts, **SMALL)
+            learn_masks(tiny(), texts=texts, **SMALL)
 
 
 def test_no_more_queries_than_the_longest_window_has():
@@ -495,4 +495,4 @@ def test_a_ratio_that_leaves_nothing_names_no_multiple_that_was_not_given():
 @pytest.mark.parametrize("function", [learn_masks, calibrate.masks])
 def test_a_tokenizer_of_another_model_is_named(function, tiny):
     with pytest.raises(OptionError, match=r"text 2 has the token number 10000000, and the model knows 0 to"):
-        function(tiny("llama"), [torch.arange(9), torch.tensor([1, 10**7, 2])])
+        function(tiny("llama"), texts=[torch.arange(9), torch.tensor([1, 10**7, 2])])

@@ -133,7 +133,7 @@ class TestNotFinite:
 
     def test_is_told_by_calibrate(self, broken):
         with pytest.raises(CacheError, match=self.SAYS):
-            calibrate.masks(broken, [torch.arange(3, 40)])
+            calibrate.masks(broken, texts=[torch.arange(3, 40)])
 
     def test_is_told_by_the_mask_where_no_step_follows(self, broken, prompt, monkeypatch):
         nobody_waits(monkeypatch)
@@ -143,7 +143,7 @@ class TestNotFinite:
             attached.cache.channel_mask()
 
     def test_does_not_matter_where_channels_are_not_chosen(self, broken, tiny, prompt):
-        masks = calibrate.masks(tiny(num_hidden_layers=2, vocab_size=98), [torch.arange(3, 40)])
+        masks = calibrate.masks(tiny(num_hidden_layers=2, vocab_size=98), texts=[torch.arange(3, 40)])
         dense = broken.generate(prompt, **GREEDY)
         masks = type(masks)(masks.pruned)
         with attach(broken, masks=masks, **WINDOWS):
@@ -172,8 +172,8 @@ class TestOutOfRange:
 
     def test_is_told_by_calibrate(self, extreme):
         with pytest.raises(CacheError, match=self.SAYS):
-            calibrate.masks(extreme, [torch.arange(3, 40)])
-        assert not calibrate.masks(extreme, [torch.arange(3, 40)], ratio=[0.5, 0]).pruned[1].any()
+            calibrate.masks(extreme, texts=[torch.arange(3, 40)])
+        assert not calibrate.masks(extreme, texts=[torch.arange(3, 40)], ratio=[0.5, 0]).pruned[1].any()
 
     @pytest.mark.parametrize("settings", [{"ratio": 0.0}, {"ratio": [0.0, 0.0]}, {"kept_channels": 16}], ids=str)
     def test_does_not_matter_where_nothing_is_pruned(self, settings, extreme, prompt):

@@ -73,12 +73,12 @@ class TestKeywords:
             model.generate(torch.arange(3, 60)[None], max_new_tokens=1)
         assert attached.cache.config == expected
         ids = [torch.arange(3, 40)]
-        found = calibrate.masks(model, ids, None, Channels(0.5, "think"))
-        assert torch.equal(found.pruned, calibrate.masks(model, ids, None, "think", 0.5).pruned)
+        found = calibrate.masks(model, None, ids, Channels(0.5, "think"))
+        assert torch.equal(found.pruned, calibrate.masks(model, None, ids, "think", 0.5).pruned)
         with pytest.raises(OptionError, match=r"and bits= drops none: write calibrate\.basis"):
-            calibrate.masks(model, ids, None, Bits(2))
+            calibrate.masks(model, None, ids, Bits(2))
         with pytest.raises(OptionError, match="the channels do not depend on evict; give them to the cache"):
-            calibrate.masks(model, ids, None, SnapKV(0.5))
+            calibrate.masks(model, None, ids, SnapKV(0.5))
 
 
 @pytest.mark.parametrize(

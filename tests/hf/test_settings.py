@@ -170,8 +170,8 @@ class TestChannelsChosenElsewhere:
             (CacheConfig(evict="snapkv"), "config= drops none: give it ratio="),
         ):
             with pytest.raises(OptionError, match=says):
-                calibrate.masks(tiny(), ids, config=config)
-        assert calibrate.masks(tiny(), ids).pruned.sum(-1).eq(5).all()  # of 16 channels, 0.3
+                calibrate.masks(tiny(), texts=ids, config=config)
+        assert calibrate.masks(tiny(), texts=ids).pruned.sum(-1).eq(5).all()  # of 16 channels, 0.3
 
 
 # Files and dicts from before

@@ -41,10 +41,13 @@ def given_texts(texts: Any, tokenizer: Any, call: str) -> list[str | Tensor]:
     tokenizer : callable or None
         Needed if one is a string.
     call : str
-        Name of the called function, which takes the tokenizer before the texts, for messages.
+        Name of the called function, for messages.
     """
-    if isinstance(tokenizer, str | list | tuple):
-        raise OptionError(f"the tokenizer comes before the texts; write {call}(model, tokenizer, texts)")
+    if isinstance(tokenizer, str | list | tuple | Tensor):
+        raise OptionError(
+            f"the tokenizer comes before the texts; write {call}(model, tokenizer, texts), or {call}(model, texts=...) "
+            "if they are token numbers"
+        )
     if tokenizer is not None and not callable(tokenizer):
         raise OptionError(f"a {type(tokenizer).__name__} is not a tokenizer; write {call}(model, tokenizer, texts)")
     if texts is None and tokenizer is None:
@@ -61,25 +64,15 @@ def given_texts(texts: Any, tokenizer: Any, call: str) -> list[str | Tensor]:
 
 
 def all_token_ids(texts: Any, tokenizer: Any, call: str, model: Any) -> list[Tensor]:
-    """Return the token numbers of several texts, ``(1, L)`` each; refuse what is no list of texts, or no tokenizer.
+    """Return the token numbers of several texts, ``(1, L)`` each, all of which the model knows; else as `given_texts`.
 
     Parameters
     ----------
-    texts : iterable of str or Tensor
-    tokenizer : callable or None
-        Needed if one is a string.
-    call : str
-        Name of the called function, which takes the texts before their tokenizer, for messages.
+    texts, tokenizer, call : object
+        As there.
     model : PreTrainedModel
-        The one that is to read them: it must know every token.
     """
-    if isinstance(tokenizer, str | list | tuple) or (callable(texts) and not isinstance(texts, Tensor)):
-        raise OptionError(f"texts come before their tokenizer; write {call}(model, texts, tokenizer)")
-    if tokenizer is not None and not callable(tokenizer):
-        raise OptionError(f"a {type(tokenizer).__name__} is not a tokenizer; write {call}(model, texts, tokenizer)")
-    if isinstance(texts, str) or not isinstance(texts, Iterable) or not (texts := list(texts)):
-        raise OptionError(f"texts must be a list with at least one text; write {call}(model, [text, ...], tokenizer)")
-    every = [token_ids(text, tokenizer, number, call) for number, text in enumerate(texts, 1)]
+    every = [token_ids(text, tokenizer, n, call) for n, text in enumerate(given_texts(texts, tokenizer, call), 1)]
     check_known(every, model)
     return every
 
@@ -115,8 +108,7 @@ def token_ids(text: str | Tensor, tokenizer: Any, number: int, call: str) -> Ten
     elif not isinstance(text, str):
         raise OptionError(f"text {number} is of type {type(text).__name__}; write a string or a tensor of its tokens")
     elif tokenizer is None:
-        order = "texts, tokenizer" if call in ("calibrate.masks", "learn_masks") else "tokenizer, texts"
-        raise OptionError(f"texts need their tokenizer; write {call}(model, {order})")
+        raise OptionError(f"texts need their tokenizer; write {call}(model, tokenizer, texts)")
     else:
         ids = torch.as_tensor(tokenizer(text, return_tensors="pt").input_ids, device="cpu")
     if isinstance(text, str) and not ids.numel():

@@ -44,8 +44,8 @@ _NOT_ASKED = frozenset(
 
 def masks(
     model: PreTrainedModel,
-    texts: Sequence[str | Tensor],
     tokenizer: Any = None,
+    texts: Sequence[str | Tensor] | None = None,
     setting: Channels | str | MethodOptions | None = None,
     ratio: float | Sequence[float] | None = None,
     *,
@@ -60,10 +60,11 @@ def masks(
     ----------
     model : PreTrainedModel
         A decoder that computes attention through transformers' attention interface.
-    texts : sequence of str or Tensor
-        Texts, or their token ids of shape ``(L,)`` or ``(1, L)``.
     tokenizer : callable, optional
-        Needed if ``texts`` contains strings.
+        Needed if ``texts`` contains strings, or is None.
+    texts : sequence of str or Tensor, optional
+        Texts like the later prompts, or their token ids of shape ``(L,)`` or ``(1, L)``. By default those that ship
+        with grace_opt.
     setting, ratio, config, **settings
         As in `CompressedCache`, but only those on which the channels depend; without them, ``"grace"`` and a ratio of
         0.3. ``recent_window``, ``sink_tokens``, ``tail_block``, ``fused``, ``evict`` and ``quantize`` belong to the
@@ -97,7 +98,7 @@ def masks(
     >>> from grace_opt.hf import calibrate
     >>> from grace_opt.hf.models import load_pocket
     >>> model, tokenizer = load_pocket()
-    >>> masks = calibrate.masks(model, ["the quiet river runs", "a late singer"], tokenizer, ratio=0.5)
+    >>> masks = calibrate.masks(model, tokenizer, ["the quiet river runs", "a late singer"], ratio=0.5)
     >>> masks.kept_indices.shape
     torch.Size([3, 2, 32])
     """

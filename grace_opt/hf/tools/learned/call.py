@@ -43,8 +43,8 @@ HELD_BYTES = 2**30
 
 def learn_masks(
     model: PreTrainedModel,
-    texts: Sequence[str | Tensor],
     tokenizer: Any = None,
+    texts: Sequence[str | Tensor] | None = None,
     ratio: float | Sequence[float] = DEFAULT_RATIO,
     *,
     multiple: int = 1,
@@ -76,10 +76,11 @@ def learn_masks(
     ----------
     model : PreTrainedModel
         A decoder that computes attention through transformers' attention interface.
-    texts : sequence of str or Tensor
-        Texts like the later prompts, or their token ids of shape ``(L,)`` or ``(1, L)``.
     tokenizer : callable, optional
-        Needed if ``texts`` contains strings.
+        Needed if ``texts`` contains strings, or is None.
+    texts : sequence of str or Tensor, optional
+        Texts like the later prompts, or their token ids of shape ``(L,)`` or ``(1, L)``. By default those that ship
+        with grace_opt.
     ratio : float or sequence of float
         Share of the channels of every head to prune, in [0, 1); or one per layer of the model.
     multiple : int
@@ -149,7 +150,7 @@ def learn_masks(
     >>> from grace_opt.hf.models import load_pocket
     >>> model, tokenizer = load_pocket()
     >>> texts = ["the quiet river runs past the old mill . a late singer paints the sharp compass . " * 9]
-    >>> masks = learn_masks(model, texts, tokenizer, ratio=0.5, tokens=96, steps=(8, 4))
+    >>> masks = learn_masks(model, tokenizer, texts, ratio=0.5, tokens=96, steps=(8, 4))
     >>> masks.kept_indices.shape
     torch.Size([3, 2, 32])
     """
