@@ -5,9 +5,9 @@ last 32 among them; then the next tokens of the text are fed, and the next-token
 cache's. Passages are two of each source of `bench.passages`, all from its second half; settings were chosen on
 passages from the first halves. The time to choose tokens is compared with that of reading the prompt.
 
-Each passage has its own file in ``--runs``; those of other texts, weights, settings or commits are measured again.
-Writes docs/results/evictions.{json,md,png}. If they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and the
-texts are downloaded (`bench.material`).
+Each passage of a model has its own file in ``--runs``; those of other texts, weights, settings or commits are measured
+again. Writes docs/results/evictions.{json,md,png}. If they are missing, models and texts are downloaded
+(`bench.material`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from transformers.cache_utils import DynamicCache
 
 from bench.caches import Continuation
 from bench.evictions_page import FAST, H2O_ALL, H2O_LAST, OURS, page
-from bench.material import books, open_model
+from bench.material import books, open_models
 from bench.passages import later_passages, measure_passages, passage_parser
-from bench.provenance import digest, refuse
+from bench.provenance import digest, origin_of, recorded, refuse
 from bench.report import publish
 from grace_opt.hf import (
     H2O,
@@ -110,7 +110,7 @@ def timed(model: PreTrainedModel, ids: Tensor) -> dict[str, float]:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = passage_parser("evictions", __doc__)
+    parser = passage_parser("evictions", __doc__, models=True)
     args = parser.parse_args(given)
     least = RECENT / min(SHARES)
     if args.prompt <= least or args.tokens < 2:
@@ -120,20 +120,31 @@ def main(given: Sequence[str] | None = None) -> None:
         )
 
     def measured(source: dict[str, Any]) -> dict[str, Any]:
-        model, tokenizer, name = open_model(args)
-        texts = args.text or books()
-        cut = later_passages(texts, tokenizer, args.prompt + args.tokens, seed=0, room=1)[: args.passages]
-        common: dict[str, Any] = {"weights": digest(*model.parameters()), "prompt": args.prompt}
-        common["settings"] = [repr(make(share)) for make in EVICTIONS.values() for share in SHARES]
-        with attention_implementation(model, "grace_sdpa"):
-            found, origins = measure_passages(
-                cut, args.runs, common, source, lambda passage: measure(model, passage.ids, args.prompt)
-            )
-            seconds = timed(model, cut[0].ids[:, : args.prompt + args.tokens])
+        texts, found, origins = args.text or books(), {}, {"this run": source}
+        settings = [repr(make(share)) for make in EVICTIONS.values() for share in SHARES]
+        for model, tokenizer, label in open_models(args):
+            cut = later_passages(texts, tokenizer, args.prompt + args.tokens, seed=0, room=1)[: args.passages]
+            common = {"weights": digest(*model.parameters()), "prompt": args.prompt, "settings": settings}
+            with attention_implementation(model, "grace_sdpa"):
+                passages, more = measure_passages(
+                    cut,
+                    args.runs / label,
+                    common,
+                    source,
+                    lambda passage, model=model: measure(model, passage.ids, args.prompt),  # type: ignore[misc]
+                )
+                record = recorded(
+                    args.runs / label / "seconds.json",
+                    common,
+                    source,
+                    lambda model=model, ids=cut[0].ids: {"seconds": timed(model, ids)},  # type: ignore[misc]
+                )
+            found[label] = {"weights": common["weights"], "passages": passages, "seconds": record["seconds"]}
+            more["seconds"] = origin_of(source, record)
+            origins |= {f"{label}, {what}": origin for what, origin in more.items()}
         return {
             "provenance": refuse(origins, args.allow_dirty),
-            **{"model": name, "weights": common["weights"], "prompt": args.prompt, "tokens": args.tokens},
-            **{"evictions": common["settings"], "passages": found, "seconds": seconds},
+            **{"prompt": args.prompt, "tokens": args.tokens, "evictions": settings, "models": found},
         }
 
     publish(args, page, measured)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator
 
 from bench.intervals import with_ends
 from bench.report import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, Page, table
-from grace_opt.sweep import mean_interval, paired_interval
+from grace_opt.sweep import Interval, mean_interval, paired_interval
 
 OURS, FAST = "GraphEviction", "GraphEviction, fast"
 H2O_LAST, H2O_ALL = "H2O, last 32 queries", "H2O, all queries"
@@ -22,48 +22,50 @@ _LOOKS |= {H2O_LAST: (GREEN, "-"), H2O_ALL: (SKY, "-"), "StreamingLLM": (GREY, "
 
 def page(value: dict[str, Any]) -> Page:
     """What the page says of the numbers."""
-    cases = value["passages"]
-    names, shares = list(cases[0]["kl"]), list(cases[0]["kl"][OURS])
-    kl = {name: {share: [one["kl"][name][share] for one in cases] for share in shares} for name in names}
-    others = [name for name in names if name not in (OURS, FAST)]
-    best = {share: min(others, key=lambda name: statistics.fmean(kl[name][share])) for share in shares}
-    against = []
-    for ours in (OURS, FAST):
-        for share in shares:
-            ratio = paired_interval(kl[ours][share], kl[best[share]][share], compare="ratio")
-            wins = sum(a < b for a, b in zip(kl[ours][share], kl[best[share]][share], strict=True))
-            against.append([ours, f"{float(share):.0%}", best[share], with_ends(ratio, ".2f"), f"{wins} of {ratio.n}"])
-    ratios = {share: paired_interval(kl[OURS][share], kl[best[share]][share], compare="ratio") for share in shares}
-    times = " / ".join(f"{ratios[share].estimate:.2f}" for share in shares)
-    kept = " / ".join(f"{float(share):.0%}" for share in shares)
-    fast = " / ".join(
-        f"{paired_interval(kl[FAST][share], kl[best[share]][share], compare='ratio').estimate:.2f}" for share in shares
+    models: dict[str, Any] = value["models"]
+    cases = {label: of["passages"] for label, of in models.items()}
+    first = next(iter(cases.values()))
+    names, shares = list(first[0]["kl"]), list(first[0]["kl"][OURS])
+    kl = {label: _by_eviction(each) for label, each in cases.items()}
+    ratios = {label: {ours: _beside_best(each, ours) for ours in (OURS, FAST)} for label, each in kl.items()}
+    times = {label: _times(each[OURS].values()) for label, each in ratios.items()}
+    worst = max(
+        ratios, key=lambda label: statistics.geometric_mean(r.estimate for _, r in ratios[label][OURS].values())
     )
-    seconds = dict(value["seconds"])
-    prefill = seconds.pop("prefill")
-    cost = {name: f"{each / prefill:.1%}" for name, each in seconds.items()}
+    others = "; ".join(f"{label}: {said}" for label, said in times.items() if label != worst)
+    kept = " / ".join(f"{float(share):.0%}" for share in shares)
+    cost = {label: _shares_of_prefill(of["seconds"]) for label, of in models.items()}
+    spans = {name: _span([of[name] for of in cost.values()]) for name in (OURS, FAST)}
+    rows, against = [], []
+    for label, own in kl.items():
+        for name in names:
+            means = (with_ends(mean_interval(own[name][share])) for share in shares)
+            rows.append([label, name, *means, f"{cost[label][name]:.1%}"])
+        for ours, of in ratios[label].items():
+            for share, (best, ratio) in of.items():
+                wins = sum(a < b for a, b in zip(own[ours][share], own[best][share], strict=True))
+                said = f"{wins} of {ratio.n}"
+                against.append([label, ours, f"{float(share):.0%}", best, with_ends(ratio, ".2f"), said])
     return Page(
         title="Which tokens to keep",
         picture="KL divergence from the dense cache's next-token distributions by share of tokens kept, both on "
-        "logarithmic scales, for every eviction",
-        headline=f"GraphEviction has {times} times the KL of the best other, with {kept} of the tokens kept",
+        "logarithmic scales, for every eviction, a panel per model",
+        headline=f"GraphEviction has {times[worst]} times the KL of the best other, with {kept} of the tokens kept"
+        + f" ({worst}, the worst of {len(models)} models)" * (len(models) > 1),
         draw=lambda figure: _draw(figure, kl, shares),
-        asked=f"How close to the dense cache do the evictions stay on {value['model']}, at equal numbers of tokens?",
-        found=f"With {kept} of {value['prompt']:,} tokens kept, `{OURS}` has {times} times the KL divergence of "
-        f"the best other eviction at that share. Choosing takes it {cost[OURS]} of the time to read the prompt. The "
-        f"fast setting takes {cost[FAST]}, and has {fast} times that KL.",
-        sure=f"This is one small model and {len(cases)} passages of books, code and generated text, each with "
-        f"{value['tokens']} of its own next tokens; intervals are 95 %, over passages.",
+        asked="How close to the dense cache do the evictions stay, at equal numbers of tokens?",
+        found=f"With {kept} of {value['prompt']:,} tokens kept, `{OURS}` has {times[worst]} times the KL divergence of "
+        f"the best other eviction at that share on {worst}{f', where it does worst ({others})' if others else ''}. "
+        f"Choosing takes it {spans[OURS]} of the time to read the prompt. The fast setting takes {spans[FAST]}, and "
+        f"has {_times(ratios[worst][FAST].values())} times that KL on {worst}.",
+        sure=f"Measured on {', '.join(models)}, {len(first)} passages of books, code and generated text each, with "
+        f"{value['tokens']} of their own next tokens; intervals are 95 %, over passages.",
         tables=[
             *table(
-                ["eviction", *(f"KL, {float(share):.0%} kept" for share in shares), "time, share of prefill"],
-                [
-                    [name, *(with_ends(mean_interval(kl[name][share])) for share in shares), cost[name]]
-                    for name in names
-                ],
+                ["model", "eviction", *(f"KL, {float(s):.0%} kept" for s in shares), "time, share of prefill"], rows, 2
             ),
             "",
-            *table(["eviction", "kept", "best other", "KL, ratio to it", "passages where lower"], against, words=3),
+            *table(["model", "eviction", "kept", "best other", "KL, ratio to it", "passages where lower"], against, 4),
         ],
         details=[
             (
@@ -71,7 +73,7 @@ def page(value: dict[str, Any]) -> Page:
                 [
                     f"All layers evict at once, on average the same share; the last 32 tokens stay in any case. The "
                     f"time is that of choosing a quarter of the tokens in all layers, beside reading a prompt of "
-                    f"{value['prompt'] + value['tokens']:,} tokens, which took {prefill:.2f} s. Passages come from "
+                    f"{value['prompt'] + value['tokens']:,} tokens. Passages come from "
                     "the second half of each source; settings were chosen on others, from the first half. "
                     "The settings:",
                     "",
@@ -82,13 +84,45 @@ def page(value: dict[str, Any]) -> Page:
     )
 
 
-def _draw(figure: Figure, kl: dict[str, dict[str, list[float]]], shares: list[str]) -> None:
-    axes, places = figure.subplots(), [float(share) for share in shares]
-    for name, rows in kl.items():
-        colour, line = _LOOKS.get(name, (BLACK, "-"))
-        means = [statistics.fmean(rows[share]) for share in shares]
-        axes.plot(places, means, "o", color=colour, linestyle=line, label=name)
-    kl_by_share(axes, places, "tokens kept")
+def _by_eviction(cases: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Return the KL of every passage, by eviction and share."""
+    first = cases[0]["kl"]
+    return {name: {share: [one["kl"][name][share] for one in cases] for share in first[name]} for name in first}
+
+
+def _beside_best(kl: Mapping[str, Mapping[str, list[float]]], ours: str) -> dict[str, tuple[str, Interval]]:
+    """Return, at each share, the best of the other evictions, and the ratio of our KL to its."""
+    found = {}
+    for share, own in kl[ours].items():
+        best = min(set(kl) - {OURS, FAST}, key=lambda name: statistics.fmean(kl[name][share]))
+        found[share] = best, paired_interval(own, kl[best][share], compare="ratio")
+    return found
+
+
+def _times(found: Iterable[tuple[str, Interval]]) -> str:
+    return " / ".join(f"{ratio.estimate:.2f}" for _, ratio in found)
+
+
+def _shares_of_prefill(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: each / seconds["prefill"] for name, each in seconds.items() if name != "prefill"}
+
+
+def _span(numbers: Sequence[float]) -> str:
+    low, high = (f"{each(numbers):.1%}" for each in (min, max))
+    return low if low == high else f"{low} to {high}"
+
+
+def _draw(figure: Figure, kl: Mapping[str, Mapping[str, Mapping[str, list[float]]]], shares: list[str]) -> None:
+    figure.set_size_inches(max(8, 4 * len(kl)), 4)
+    every = figure.subplots(1, len(kl), sharey=True, squeeze=False)[0]
+    places = [float(share) for share in shares]
+    for axes, (label, own) in zip(every, kl.items(), strict=True):
+        for name, rows in own.items():
+            colour, line = _LOOKS.get(name, (BLACK, "-"))
+            means = [statistics.fmean(rows[share]) for share in shares]
+            axes.plot(places, means, "o", color=colour, linestyle=line, label=name)
+        axes.set_title(label)
+        kl_by_share(axes, places, "tokens kept", legend=axes is every[0])
 
 
 _BUDGET_LOOKS = {OURS: BLUE, FAST: SKY, "SnapKV": ORANGE, H2O_ALL: GREEN}
@@ -183,7 +217,7 @@ def _draw_budgets(figure: Figure, value: dict[str, Any], equal: Any, heads: Any,
     bars.legend()
 
 
-def kl_by_share(axes: Axes, places: Sequence[float], label: str) -> None:
+def kl_by_share(axes: Axes, places: Sequence[float], label: str, *, legend: bool = True) -> None:
     """Make the axes of a picture of KL divergences by shares kept, both on logarithmic scales."""
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -192,5 +226,6 @@ def kl_by_share(axes: Axes, places: Sequence[float], label: str) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel(label)
-    axes.set_ylabel("KL, nats")
-    axes.legend()
+    if legend:
+        axes.set_ylabel("KL, nats")
+        axes.legend()

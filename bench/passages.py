@@ -136,9 +136,9 @@ def later_passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int
     return found
 
 
-def passage_parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    """Return the parser of a benchmark that measures settings on `later_passages`."""
-    parser = parser_of(name, description, model=True)
+def passage_parser(name: str, description: str | None, *, models: bool = False) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark that measures settings on `later_passages`; `models` as in `parser_of`."""
+    parser = parser_of(name, description, model=not models, models=models)
     parser.add_argument("--prompt", type=int, default=1792, help="tokens of a prompt (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=256, help="tokens after it (default %(default)s)")
     parser.add_argument("--passages", type=int, help="number of passages (default: all 16)")

@@ -37,12 +37,13 @@ def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypa
     monkeypatch.setattr(evictions, "TIMES", 1)
     text = start("--passages", "2")
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())
-    assert [one["name"] for one in value["passages"]] == ["Rivers", "Rivers"]
-    for one in value["passages"]:
+    (of,) = value["models"].values()
+    assert [one["name"] for one in of["passages"]] == ["Rivers", "Rivers"]
+    for one in of["passages"]:
         assert set(one["kl"]) == set(evictions.EVICTIONS)
         assert all(0 < kl < 20 for row in one["kl"].values() for kl in row.values())
-    assert set(value["seconds"]) == {"prefill", *evictions.EVICTIONS}
-    assert all(f"| {name} |" in text for name in (OURS, FAST, "SnapKV"))
+    assert set(of["seconds"]) == {"prefill", *evictions.EVICTIONS}
+    assert all(f"| pocket | {name} |" in text for name in (OURS, FAST, "SnapKV"))
     monkeypatch.setattr(evictions, "measure", lambda *rest: pytest.fail("measured again"))
     start("--passages", "2")
 
