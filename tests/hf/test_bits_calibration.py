@@ -576,7 +576,7 @@ def test_what_is_missing_is_named(made, tmp_path):
         basis_for(copy.deepcopy(model))
     lost = copy.deepcopy(model)
     lost.config._name_or_path = str(tmp_path / "nobody")
-    with pytest.raises(CalibrationError, match=r'not on this machine.*basis="prompt"'):
+    with pytest.raises(CalibrationError, match=r'not on this machine.*basis="none"'):
         basis_for(lost)
     with pytest.raises(OptionError, match="basis=3"):
         basis_for(model, 3)

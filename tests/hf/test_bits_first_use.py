@@ -308,7 +308,7 @@ def test_ctrl_c_leaves_nothing_broken_and_goes_on(home, calls, model, monkeypatc
         model.generate(ids(LONG), **GREEDY)
     notes = " ".join(caught.value.__notes__)
     assert ("2 of its 3 texts are kept, and the same call goes on" if home else "nothing of it is kept") in notes
-    assert 'basis="prompt"' in notes
+    assert 'basis="none"' in notes
     assert model.config._attn_implementation == "sdpa"
     assert "generate" not in vars(model)
     assert all(module.training for module in model.modules())

@@ -37,9 +37,9 @@ def test_a_calibration_says_what_to_write() -> None:
     config = transformers.HrmTextConfig(**{**SIZES, "max_position_embeddings": 1024})
     model = transformers.HrmTextForCausalLM(config).eval()
     ids = torch.randint(3, 97, (1, 600), generator=torch.Generator().manual_seed(1))
-    with pytest.raises(CacheError, match=r'cannot be calibrated; write basis="prompt"'):
+    with pytest.raises(CacheError, match=r'cannot be calibrated; write basis="none"'):
         calibrate.basis(model, None, [ids[0]])
-    with attach(model, bits=3, basis="prompt") as attached:
+    with attach(model, bits=3, basis="none") as attached:
         model.generate(ids, max_new_tokens=2, do_sample=False)
     assert attached.cache.memory_report().bits == pytest.approx(3, abs=0.01)
 

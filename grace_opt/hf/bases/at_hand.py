@@ -42,7 +42,7 @@ _LOCKS: weakref.WeakKeyDictionary[PreTrainedModel, threading.Lock] = weakref.Wea
 _TOKENIZERS: weakref.WeakKeyDictionary[PreTrainedModel, tuple[str, Any]] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
 _WARNED = threading.Event()
-_INSTEAD = 'write basis=FILE, made by grace-opt calibrate basis MODEL -o FILE, or basis="prompt"'
+_INSTEAD = 'write basis=FILE, made by grace-opt calibrate basis MODEL -o FILE, or basis="none"'
 
 
 def basis_for(
@@ -233,7 +233,7 @@ def _told_what_to_do() -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         stop.add_note(
-            'To calibrate at another time: grace-opt calibrate basis MODEL. Without a calibration: basis="prompt".'
+            'To calibrate at another time: grace-opt calibrate basis MODEL. Without a calibration: basis="none".'
         )
         raise
 
@@ -255,7 +255,7 @@ def tokenizer_of(model: PreTrainedModel) -> Any:
     if not name:
         raise CalibrationError(
             "the model was not loaded from a folder or the Hub, so its tokenizer is unknown; write "
-            'calibrate.basis(model, tokenizer).save(FILE) and basis=FILE, or basis="prompt"'
+            'calibrate.basis(model, tokenizer).save(FILE) and basis=FILE, or basis="none"'
         )
     try:
         # A model does not say that it was loaded from a GGUF file, nor from which of several.

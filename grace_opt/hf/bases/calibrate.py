@@ -171,7 +171,7 @@ def basis(
             if missing := sorted(index for index, moments in layers.items() if moments.texts <= done):
                 raise CacheError(
                     f"layers {missing} of {type(model).__name__} did not call the attention interface, so they cannot "
-                    'be calibrated; write basis="prompt", or use transformers\' own caches'
+                    'be calibrated; write basis="none", or use transformers\' own caches'
                 )
             if cache is not None and any(0 < cache.get_seq_length(index) < prompt for index in layers):
                 raise CalibrationError(

@@ -29,7 +29,7 @@ def output_projection(module: nn.Module) -> nn.Module:
             return found
     raise CalibrationError(
         f"{type(module).__name__} has no output projection that grace_opt knows ({', '.join(PROJECTION_NAMES)}), so it "
-        'is unknown how errors in its values count; write basis="prompt" or basis="none"'
+        'is unknown how errors in its values count; write basis="none"'
     )
 
 
@@ -88,7 +88,7 @@ def _fed(module: nn.Module, projection: nn.Module, rows: Tensor) -> Tensor:
     except RuntimeError as error:
         raise CalibrationError(
             f"the output projection of {type(module).__name__} does not take its attention's {rows.shape[-1]} "
-            f'features: {error}; write basis="prompt" or basis="none"'
+            f'features: {error}; write basis="none"'
         ) from error
     found: Tensor = answer[0] if isinstance(answer, tuple) else answer
     return found.float()
