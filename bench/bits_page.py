@@ -91,7 +91,17 @@ def page(value: dict[str, Any]) -> Page:
             ("By kind of text", _by_kind(models, kinds)),
             ("Bytes, likeliest tokens and likelihood", _sizes(models, names)),
             *([("Time to compress", _time(timed, value["tokens"] - value["later"]))] if timed else []),
-            ("How it is counted", _counted(value, first)),
+            (
+                "How it is counted",
+                [
+                    *_counted(value, first),
+                    *(
+                        f"- {label}: neither variants nor hidden words nor times."
+                        for label in models
+                        if label not in whole
+                    ),
+                ],
+            ),
         ],
     )
 

@@ -23,6 +23,7 @@ from bench.bits_variants import VARIANTS
 from bench.material import read_text
 from bench.passages import WORDS, cases, passages
 from grace_opt.hf import CompressedCache, attention_implementation, calibrate, capture_attention
+from grace_opt.hf.bases import importance
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
 
 CALIBRATION = "the quiet river runs past a late singer . the old baker took the bell near the mill . " * 8
@@ -192,6 +193,7 @@ def test_a_basis_is_made_once_for_a_commit(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.slow
 def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "is_clean", lambda source: True)
+    monkeypatch.setattr(importance, "LONG", 64)  # so that heads take turns in these short passages, too
     other = tmp_path / "other"
     shutil.copytree(POCKET_FOLDER, other)
     text = start("--brief", str(other))
@@ -202,7 +204,7 @@ def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.
     for passage in whole["passages"]:
         rows = passage["rows"]
         assert set(rows) == set(bits_page.ROWS) - {"prompt"}  # too short a prompt for a basis of its own
-        assert all(row["kl"] > 0 for row in rows.values())
+        assert 0 < rows["bits-3"]["kl"] < rows["bits-1.5"]["kl"] < rows["bits-1"]["kl"]
         assert all(rows[name]["bits"] <= (bits_page.ROWS[name] or 16) for name in rows)
     kl = {name: statistics.fmean(each["rows"][name]["kl"] for each in whole["passages"]) for name in rows}
     assert kl["bits-3"] < kl["bits-1"]
@@ -219,6 +221,7 @@ def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.
     assert f"is {POCKET_FOLDER.name}, with a KL of {kl['bits-2.25']:.4f} nats" in text
     for said in (
         f"| cache | {POCKET_FOLDER.name} | other |",
+        "| pocket | `bits=2.25` | 2.2",
         "**Hidden words**",
         "| two classes | × ",
         "over dense",
