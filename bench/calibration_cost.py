@@ -5,7 +5,7 @@ models. Each is used with 2.25 bits on the passages of half B (`bench.passages`)
 are of the processor, in one thread, as a machine may have others to serve: the fewer of two, from the first to the last
 and back again, so that what slows the processor for a while slows no single one.
 
-Each model has its own file in ``--runs``; those of other weights, settings or commits are measured again. Writes
+Each model has its own file in ``--runs``; those of other texts, weights, settings or commits are measured again. Writes
 docs/results/calibration_cost.{json,md,png}. If they are missing, models and texts are downloaded
 (`bench.material`).
 """
@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from bench.bits import NEVER
 from bench.caches import SINKS, WINDOW, Continuation
 from bench.material import books, open_models
-from bench.passages import passages
+from bench.passages import Passage, passages
 from bench.provenance import digest, origin_of, recorded, refuse
 from bench.report import BLUE, GREEN, ORANGE, Page, parser_of, publish, table
 from grace_opt._util.progress import progress_bar
@@ -57,19 +57,17 @@ VARIANTS = {
 DEFAULT = next(name for name, each in VARIANTS.items() if each == Variant(calibration.TOKENS, calibration.LATER))
 
 
-def measure(model: PreTrainedModel, tokenizer: Any, texts: Sequence[Path], tokens: int, later: int) -> dict[str, Any]:
+def measure(model: PreTrainedModel, tokenizer: Any, found: Sequence[Passage], later: int) -> dict[str, Any]:
     """Return, by variant, the seconds of its calibration and the KL of each passage.
 
     Parameters
     ----------
     model : PreTrainedModel
     tokenizer : callable
-    texts : sequence of Path
-        Books, for the passages.
-    tokens, later : int
-        Of a passage; of these, those that are fed after the prompt.
+    found : sequence of Passage
+    later : int
+        Tokens of each that are fed after the prompt.
     """
-    found = [each for each in passages(texts, tokenizer, tokens) if each.half == "B"]
     rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder, progress_bar(None, 2 * len(VARIANTS) + len(found)) as show:
         for done, name in enumerate((*VARIANTS, *reversed(VARIANTS))):
@@ -89,7 +87,7 @@ def measure(model: PreTrainedModel, tokenizer: Any, texts: Sequence[Path], token
         with attention_implementation(model, "grace_sdpa"):
             for done, passage in enumerate(found, 2 * len(VARIANTS)):
                 show("passages", done)
-                text = Continuation(model, passage.ids, tokens - later)
+                text = Continuation(model, passage.ids, passage.ids.shape[1] - later)
                 for number, row in enumerate(rows.values()):
                     row["kl"].append(text.kl(bits=BITS, basis=f"{folder}/{number}.safetensors", **windows))
     return {"passages": [each.name for each in found], "rows": rows}
@@ -181,12 +179,14 @@ def main(given: Sequence[str] | None = None) -> None:
         torch.set_num_threads(1)
         found, origins, texts = {}, {}, args.text or books()
         for model, tokenizer, label in open_models(args):
-            settings = {"weights": digest(*model.parameters()), "tokens": args.tokens, "later": args.later}
+            cut = [each for each in passages(texts, tokenizer, args.tokens) if each.half == "B"]
+            ids = digest(*(each.ids for each in cut))
+            settings = {"weights": digest(*model.parameters()), "ids": ids, "later": args.later}
             record = recorded(
                 args.runs / f"{label}.json",
                 settings,
                 source,
-                lambda of=(model, tokenizer): measure(*of, texts, args.tokens, args.later),  # type: ignore[misc]
+                lambda of=(model, tokenizer, cut): measure(*of, args.later),  # type: ignore[misc]
             )
             origins[label] = origin_of(source, record)
             found[label] = {"weights": settings["weights"], **{name: record[name] for name in ("passages", "rows")}}
