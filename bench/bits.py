@@ -36,10 +36,11 @@ from transformers.cache_utils import DynamicCache
 from bench.bits_page import DENSE, RETRIEVAL, ROWS, TIMED, page
 from bench.bits_variants import VARIANTS, varied, with_equal_rates, with_rates_of
 from bench.caches import SINKS, WINDOW, Continuation, calibrated, sizes_of
-from bench.material import LARGEST, SEVERAL, books, open_models
+from bench.material import LARGEST, SEVERAL, books, label_of
 from bench.passages import HALVES, Case, Passage, cases, passages
-from bench.provenance import digest, origin_of, recorded, refuse
-from bench.report import parser_of, publish
+from bench.provenance import digest, origin_of, recorded
+from bench.report import parser_of
+from bench.several import publish_models
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import CalibratedBasis, CompressedCache, Quantize, attention_implementation, capture_attention
 from grace_opt.hf.tools.evaluation import ask, stored_bits
@@ -205,7 +206,6 @@ def run(
             ids = every[0].ids[:, : -args.later]
             times = stored("times", settings, lambda: measure_time(model, ids, path, args.rounds))
     return {
-        "weights": common["weights"],
         "calibration": {"texts": basis.texts, "tokens": basis.tokens, "seconds": seconds},
         **{"passages": of_passages, "cases": of_cases, "seconds": times},
     }, origins
@@ -243,24 +243,18 @@ def main(given: Sequence[str] | None = None) -> None:
     brief = ([LARGEST] if args.model == SEVERAL else []) if args.brief is None else args.brief
     args.model = [*args.model, *(name for name in brief if name not in args.model)]
 
-    def measured(source: dict[str, Any]) -> dict[str, Any]:
-        found, origins = {}, {"this run": source}
-        for name, (model, tokenizer, label) in zip(args.model, open_models(args), strict=True):
-            context = model.config.max_position_embeddings
-            if max(args.tokens, args.context + ASKED) > context:
-                raise SystemExit(
-                    f"--tokens {args.tokens} --context {args.context}: the context of {label} has {context}, of which "
-                    f"a question takes up to {ASKED}"
-                )
-            found[label], more = run(model, tokenizer, args.runs / label, args, source, brief=name in brief)
-            origins |= more
-        return {
-            "provenance": refuse(origins, args.allow_dirty),
-            **{"tokens": args.tokens, "later": args.later, "sinks": SINKS, "window": WINDOW, "half": args.half},
-            "models": found,
-        }
+    settings = {"tokens": args.tokens, "later": args.later, "sinks": SINKS, "window": WINDOW, "half": args.half}
 
-    publish(args, page, measured)
+    def measured(source: dict[str, Any], model: PreTrainedModel, tokenizer: Any, name: str) -> tuple[Any, Any]:
+        context = model.config.max_position_embeddings
+        if max(args.tokens, args.context + ASKED) > context:
+            raise SystemExit(
+                f"--tokens {args.tokens} --context {args.context}: the context of {name} has {context}, of which a "
+                f"question takes up to {ASKED}"
+            )
+        return run(model, tokenizer, args.runs / name, args, source, brief=name in map(label_of, brief))
+
+    publish_models(args, page, settings, measured)
 
 
 if __name__ == "__main__":

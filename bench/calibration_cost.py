@@ -27,10 +27,11 @@ from transformers import PreTrainedModel
 
 from bench.bits import NEVER
 from bench.caches import SINKS, WINDOW, Continuation
-from bench.material import books, open_models
+from bench.material import books
 from bench.passages import Passage, passages
-from bench.provenance import digest, origin_of, recorded, refuse
-from bench.report import BLUE, GREEN, ORANGE, Page, parser_of, publish, table
+from bench.provenance import digest, origin_of, recorded
+from bench.report import BLUE, GREEN, ORANGE, Page, parser_of, table
+from bench.several import publish_models
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import attention_implementation, calibrate
 from grace_opt.hf.bases import calibrate as calibration
@@ -104,6 +105,7 @@ def ratios(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[float, floa
 
 def page(value: dict[str, Any]) -> Page:
     """Make the page from the numbers."""
+    passages = [len(each["passages"]) for each in value["models"].values()]
     by_model = {name: ratios(each["rows"]) for name, each in value["models"].items()}
     seconds, kl = ([every[DEFAULT][which] for every in by_model.values()] for which in (0, 1))
     bare = [every["the same, without gaps"][1] for every in by_model.values()]
@@ -129,8 +131,8 @@ def page(value: dict[str, Any]) -> Page:
         asked="A basis for `bits=` is calibrated once per model. How few tokens do?",
         found=f"1,024 tokens of each text, 64 with gradients, take {_span(seconds)} of the time of 2,048 with 512, for "
         f"{_span(kl)} times the KL; without gaps between positions it is {_span(bare)} times.",
-        sure=f"These are {len(by_model)} models and {value['count']} passages. The same calibration with other sampled "
-        "tokens moves the KL by some five percent, so differences below that say nothing.",
+        sure=f"These are {len(by_model)} models and {passages[0]} passages each. The same calibration with other "
+        "sampled tokens moves the KL by some five percent, so differences below that say nothing.",
         tables=[
             *table(["model", "calibration", "CPU seconds", "× first", "KL", "× first"], lines, words=2),
             "",
@@ -175,28 +177,17 @@ def main(given: Sequence[str] | None = None) -> None:
     if not 2 <= args.later < args.tokens:
         raise SystemExit(f"--later {args.later}: give at least 2, and fewer than the {args.tokens} --tokens")
 
-    def measured(source: dict[str, Any]) -> dict[str, Any]:
+    def measured(source: dict[str, Any], model: PreTrainedModel, tokenizer: Any, name: str) -> tuple[Any, Any]:
         torch.set_num_threads(1)
-        found, origins, texts = {}, {}, args.text or books()
-        for model, tokenizer, label in open_models(args):
-            cut = [each for each in passages(texts, tokenizer, args.tokens) if each.half == "B"]
-            ids = digest(*(each.ids for each in cut))
-            settings = {"weights": digest(*model.parameters()), "ids": ids, "later": args.later}
-            record = recorded(
-                args.runs / f"{label}.json",
-                settings,
-                source,
-                lambda of=(model, tokenizer, cut): measure(*of, args.later),  # type: ignore[misc]
-            )
-            origins[label] = origin_of(source, record)
-            found[label] = {"weights": settings["weights"], **{name: record[name] for name in ("passages", "rows")}}
-        count = len(next(iter(found.values()))["passages"])
-        return {
-            "provenance": refuse(origins, args.allow_dirty),
-            **{"models": found, "count": count, "tokens": args.tokens, "later": args.later},
-        }
+        cut = [each for each in passages(args.text or books(), tokenizer, args.tokens) if each.half == "B"]
+        ids = digest(*(each.ids for each in cut))
+        settings = {"weights": digest(*model.parameters()), "ids": ids, "later": args.later}
+        record = recorded(
+            args.runs / f"{name}.json", settings, source, lambda: measure(model, tokenizer, cut, args.later)
+        )
+        return {part: record[part] for part in ("passages", "rows")}, {name: origin_of(source, record)}
 
-    publish(args, page, measured)
+    publish_models(args, page, {"tokens": args.tokens, "later": args.later}, measured)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ from transformers.cache_utils import DynamicCache
 
 from bench.caches import Continuation
 from bench.evictions_page import FAST, H2O_ALL, H2O_LAST, OURS, page
-from bench.material import books, open_models
+from bench.material import books
 from bench.passages import later_passages, measure_passages, passage_parser
-from bench.provenance import digest, origin_of, recorded, refuse
-from bench.report import publish
+from bench.provenance import digest, origin_of, recorded
+from bench.several import publish_models
 from grace_opt.hf import (
     H2O,
     GraphEviction,
@@ -119,35 +119,24 @@ def main(given: Sequence[str] | None = None) -> None:
             f"{RECENT} stay, and at least 2 tokens after them"
         )
 
-    def measured(source: dict[str, Any]) -> dict[str, Any]:
-        texts, found, origins = args.text or books(), {}, {"this run": source}
-        settings = [repr(make(share)) for make in EVICTIONS.values() for share in SHARES]
-        for model, tokenizer, label in open_models(args):
-            cut = later_passages(texts, tokenizer, args.prompt + args.tokens, seed=0, room=1)[: args.passages]
-            common = {"weights": digest(*model.parameters()), "prompt": args.prompt, "settings": settings}
-            with attention_implementation(model, "grace_sdpa"):
-                passages, more = measure_passages(
-                    cut,
-                    args.runs / label,
-                    common,
-                    source,
-                    lambda passage, model=model: measure(model, passage.ids, args.prompt),  # type: ignore[misc]
-                )
-                record = recorded(
-                    args.runs / label / "seconds.json",
-                    common,
-                    source,
-                    lambda model=model, ids=cut[0].ids: {"seconds": timed(model, ids)},  # type: ignore[misc]
-                )
-            found[label] = {"weights": common["weights"], "passages": passages, "seconds": record["seconds"]}
-            more["seconds"] = origin_of(source, record)
-            origins |= {f"{label}, {what}": origin for what, origin in more.items()}
-        return {
-            "provenance": refuse(origins, args.allow_dirty),
-            **{"prompt": args.prompt, "tokens": args.tokens, "evictions": settings, "models": found},
-        }
+    evictions = [repr(make(share)) for make in EVICTIONS.values() for share in SHARES]
+    settings = {"prompt": args.prompt, "tokens": args.tokens, "evictions": evictions}
 
-    publish(args, page, measured)
+    def measured(source: dict[str, Any], model: PreTrainedModel, tokenizer: Any, name: str) -> tuple[Any, Any]:
+        texts = args.text or books()
+        cut = later_passages(texts, tokenizer, args.prompt + args.tokens, seed=0, room=1)[: args.passages]
+        common = {"weights": digest(*model.parameters()), **settings}
+        with attention_implementation(model, "grace_sdpa"):
+            passages, origins = measure_passages(
+                cut, args.runs / name, common, source, lambda passage: measure(model, passage.ids, args.prompt)
+            )
+            record = recorded(
+                args.runs / name / "seconds.json", common, source, lambda: {"seconds": timed(model, cut[0].ids)}
+            )
+        origins["seconds"] = origin_of(source, record)
+        return {"passages": passages, "seconds": record["seconds"]}, origins
+
+    publish_models(args, page, settings, measured)
 
 
 if __name__ == "__main__":

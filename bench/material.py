@@ -191,7 +191,12 @@ def open_models(given: argparse.Namespace) -> Iterator[tuple[Any, Any, str]]:
         If one cannot be had, saying why.
     """
     for name in given.model:
-        yield *_opened(name), name if name in MODELS else last_part(name)
+        yield *_opened(name), label_of(name)
+
+
+def label_of(name: str) -> str:
+    """What results of several models call one of ``--model``."""
+    return name if name in MODELS else last_part(name)
 
 
 def _opened(name: str) -> tuple[Any, Any]:

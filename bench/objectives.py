@@ -23,10 +23,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from bench.caches import Continuation
-from bench.material import books, open_models
+from bench.material import books
 from bench.passages import Passage, later_passages
-from bench.provenance import digest, origin_of, recorded, refuse
-from bench.report import BLUE, GREEN, GREY, ORANGE, Page, parser_of, publish, table
+from bench.provenance import digest, origin_of, recorded
+from bench.report import BLUE, GREEN, GREY, ORANGE, Page, parser_of, table
+from bench.several import publish_models
 from grace_opt import MaskProvider
 from grace_opt.attention.outputs import NEAR
 from grace_opt.hf import CompressedCache, attention_implementation
@@ -107,7 +108,7 @@ def errors(call: CapturedAttention, pruned: Tensor, at: int, places: Tensor) -> 
 
 def page(value: dict[str, Any]) -> Page:
     """What the page says of the numbers."""
-    models: dict[str, list[dict[str, Any]]] = value["models"]
+    models: dict[str, list[dict[str, Any]]] = {name: of["cases"] for name, of in value["models"].items()}
     shares = [f"{ratio:g}" for ratio in RATIOS]
     kl, rows, sizes = {name: _means(cases) for name, cases in models.items()}, [], []
     for model, means in kl.items():
@@ -138,7 +139,7 @@ def page(value: dict[str, Any]) -> Page:
         found=f"With {at} of the channels pruned, the diagonal of the output's W has {said[THINK]} times the KL of "
         f"THINK and {said[GRACE]} times that of GRACE (geometric means over models), and a lower KL than both in "
         f"{better} of {len(pairs)} cases.",
-        sure=f"These are {len(models)} small models and {value['count']} passages each, with {value['tokens']} of "
+        sure=f"These are {len(models)} small models and {len(value['kinds'])} passages each, with {value['tokens']} of "
         f"their own next tokens after {value['prompt']:,}.",
         tables=[
             *table(["model", "chosen by", *(f"KL, {float(share):.0%} pruned" for share in shares)], rows, 2),
@@ -191,35 +192,26 @@ def main(given: Sequence[str] | None = None) -> None:
     if args.prompt < 8 * OBSERVED or args.tokens < 2:
         raise SystemExit(f"--prompt {args.prompt} --tokens {args.tokens}: give at least {8 * OBSERVED} and 2 tokens")
 
-    def measured(source: dict[str, Any]) -> dict[str, Any]:
-        models, origins = {}, {}
-        for model, tokenizer, label in open_models(args):
-            cut = later_passages(args.text or books(), tokenizer, args.prompt + args.tokens)
-            chosen = dict[str, Passage]({each.kind: each for each in reversed(cut) if each.kind in args.kinds})
-            if missing := sorted({*args.kinds} - {*chosen}):
-                raise SystemExit(
-                    f"--kinds {' '.join(missing)}: give some of {', '.join({each.kind: 0 for each in cut})}"
+    def measured(source: dict[str, Any], model: PreTrainedModel, tokenizer: Any, name: str) -> tuple[Any, Any]:
+        cut = later_passages(args.text or books(), tokenizer, args.prompt + args.tokens)
+        chosen = dict[str, Passage]({each.kind: each for each in reversed(cut) if each.kind in args.kinds})
+        if missing := sorted({*args.kinds} - {*chosen}):
+            raise SystemExit(f"--kinds {' '.join(missing)}: give some of {', '.join({each.kind: 0 for each in cut})}")
+        weights, cases, origins = digest(*model.parameters()), [], {}
+        with attention_implementation(model, "grace_sdpa"):
+            for kind, passage in chosen.items():
+                record = recorded(
+                    args.runs / f"{name}_{kind}.json",
+                    {"weights": weights, "ids": digest(passage.ids), "prompt": args.prompt},
+                    source,
+                    lambda passage=passage: measure(model, passage.ids, args.prompt),  # type: ignore[misc]
                 )
-            weights, cases = digest(*model.parameters()), []
-            with attention_implementation(model, "grace_sdpa"):
-                for kind, passage in chosen.items():
-                    settings = {"weights": weights, "ids": digest(passage.ids), "prompt": args.prompt}
-                    record = recorded(
-                        args.runs / f"{label}_{kind}.json",
-                        settings,
-                        source,
-                        lambda model=model, ids=passage.ids: measure(model, ids, args.prompt),  # type: ignore[misc]
-                    )
-                    print(f"{label}: {passage.name}", flush=True)
-                    origins[f"{label} {kind}"] = origin_of(source, record)
-                    cases.append({"kind": kind, "name": passage.name, "kl": record["kl"], "errors": record["errors"]})
-            models[label] = cases
-        return {
-            "provenance": refuse(origins, args.allow_dirty),
-            **{"models": models, "count": len(args.kinds), "prompt": args.prompt, "tokens": args.tokens},
-        }
+                print(f"{name}: {passage.name}", flush=True)
+                origins[kind] = origin_of(source, record)
+                cases.append({"kind": kind, "name": passage.name, "kl": record["kl"], "errors": record["errors"]})
+        return {"cases": cases}, origins
 
-    publish(args, page, measured)
+    publish_models(args, page, {"kinds": args.kinds, "prompt": args.prompt, "tokens": args.tokens}, measured)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def write_results(
     out : Path
         Without suffix.
     value : mapping
-        With its ``provenance``.
+        With its ``provenance``, or with ``models`` that have theirs.
     page : callable
         Gets `value` as read back from JSON, so the page is the same now and with ``--report-only``.
     allow_dirty : bool
@@ -164,28 +164,44 @@ def write_results(
     str
         The page.
     """
-    source = refuse({out.name: value["provenance"]}, allow_dirty)
+    sources = sources_of(value, allow_dirty)
     if measured:
         write_json(out.with_name(out.name + ".json"), value)
     formed = page(json.loads(json.dumps(value)))
     save(formed, out.with_name(out.name + ".png"))
-    text = markdown(formed, source, out.name)
+    text = markdown(formed, sources, out.name)
     with atomic_write(out.with_name(out.name + ".md")) as path:
         path.write_text(text, encoding="utf-8")
     return text
 
 
-def markdown(page: Page, source: Mapping[str, Any], name: str) -> str:
+def sources_of(value: Mapping[str, Any], allow_dirty: bool = False) -> dict[str, dict[str, Any]]:
+    """Return where numbers come from: all of them, or those of some models, by their names; one source per commit.
+
+    Raises
+    ------
+    MixedError
+        If some come from no clean commit, or those of one model from several.
+    """
+    if "provenance" in value:
+        return {"": refuse({"this page": value["provenance"]}, allow_dirty)}
+    by_commit: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for model, of in value["models"].items():
+        by_commit.setdefault(str(of["provenance"]["commit"]), {})[model] = of["provenance"]
+    return {" and ".join(of): refuse(of, allow_dirty) for of in by_commit.values()}
+
+
+def markdown(page: Page, sources: Mapping[str, Mapping[str, Any]], name: str) -> str:
     """Return the page; its picture is ``name.png`` in the same folder."""
     lines = [f"# {page.title}", ""]
-    for line in mark(source):
+    for line in dict.fromkeys(line for source in sources.values() for line in mark(source)):
         lines += [line, ""]
     lines += [f"![{page.picture}]({name}.png)", ""]
     said = (("Asked", page.asked), ("Found", page.found), ("How sure", page.sure))
     lines += [*(f"- **{word}**: {sentence}" for word, sentence in said), "", *page.tables, ""]
     for summary, inside in page.details:
         lines += folded(summary, inside)
-    lines += [origin(source, name), ""]
+    lines += [origin(sources, name), ""]
     return "\n".join(lines).replace("\n\n\n", "\n\n")
 
 
@@ -194,20 +210,24 @@ def mark(source: Mapping[str, Any]) -> list[str]:
     return [] if is_clean(source) else [MARK + _unclean(str(source["commit"]))]
 
 
-def origin(source: Mapping[str, Any], name: str) -> str:
+def origin(sources: Mapping[str, Mapping[str, Any]], name: str) -> str:
     """Return the last line of a page: the command that makes it, and where its numbers come from.
 
     Parameters
     ----------
-    source : mapping
-        The numbers' provenance.
+    sources : mapping
+        From `sources_of`.
     name : str
         The page, as in `bench.results.COMMANDS`.
     """
-    command = COMMANDS.get(name, source["command"])
-    if source["command"] == command:
-        return f"Made by {caption(source)}"
-    return f"To make this page again: `{command}`. Its numbers come from {caption(source)}"
+    (first, *others) = sources.values()
+    command = COMMANDS.get(name, first["command"])
+    if not others and first["command"] == command:
+        return f"Made by {caption(first)}"
+    if not others:
+        return f"To make this page again: `{command}`. Its numbers come from {caption(first)}"
+    every = "; ".join(f"those of {models} from {caption(source)[:-1]}" for models, source in sources.items())
+    return f"To make this page again: `{command}`. Its numbers: {every}."
 
 
 def folded(summary: str, inside: Sequence[str]) -> list[str]:

@@ -34,7 +34,7 @@ def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypa
     monkeypatch.setattr(provenance, "is_clean", lambda source: True)
     text = start()
     (cases,) = json.loads((tmp_path / "results" / "pocket.json").read_text())["models"].values()
-    (one,) = cases
+    (one,) = cases["cases"]
     assert list(one["kl"]) == list(one["errors"]) == list(objectives.WAYS)
     assert all(0 < kl < 20 for row in one["kl"].values() for kl in row.values())
     for way in one["errors"].values():

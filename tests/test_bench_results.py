@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
 
-from bench import provenance, report, results
+from bench import provenance, report, results, several
 from bench.efficiency import report as efficiency
 from bench.experiments import __main__ as experiments
 from bench.experiments import pages as experiment_pages
@@ -67,8 +67,9 @@ def test_each_page_names_a_command_and_a_commit(page: Path) -> None:
 
 @pytest.mark.parametrize("name", [page.stem for page in PAGES if len(page.parts) == 1])
 def test_a_page_of_changed_files_says_so(name: str) -> None:
-    source = json.loads((RESULTS / f"{name}.json").read_text())["provenance"]
-    assert (report.MARK in (RESULTS / f"{name}.md").read_text()) == (not provenance.is_clean(source))
+    sources = report.sources_of(json.loads((RESULTS / f"{name}.json").read_text()), allow_dirty=True).values()
+    clean = all(map(provenance.is_clean, sources))
+    assert (report.MARK in (RESULTS / f"{name}.md").read_text()) == (not clean)
 
 
 def test_every_page_has_a_command_that_exists() -> None:
@@ -169,6 +170,44 @@ def test_a_page_refuses_and_marks(tmp_path: Path) -> None:
     picture = out.with_suffix(".png").read_bytes()
     report.write_results(out, report.read_results(out), page, measured=False)
     assert out.with_suffix(".png").read_bytes() == picture
+
+
+def page_of_models(value: dict) -> report.Page:
+    """Say one number of each model."""
+    said = ", ".join(f"{name}: {of['seconds']} s" for name, of in value["models"].items())
+    return dataclasses.replace(page({"seconds": 3}), found=said)
+
+
+@pytest.mark.slow
+def test_a_model_is_measured_alone_and_the_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, seconds = tmp_path / "bits", iter(range(1, 9))
+    weights = SimpleNamespace(parameters=lambda: [])
+    monkeypatch.setattr(several, "open_models", lambda args: ((weights, None, name) for name in args.model))
+
+    def run(commit: str, *models: str, tokens: int = 8, stop_at: str = "") -> str:
+        def measure(source: dict, model: object, tokenizer: object, name: str) -> tuple[dict, dict]:
+            assert name != stop_at, "stopped"
+            return {"seconds": next(seconds)}, {}
+
+        monkeypatch.setattr(several, "require_clean", lambda allow_dirty: CLEAN | {"commit": commit})
+        args = SimpleNamespace(model=models, out=out, report_only=False, allow_dirty=False, text=None)
+        several.publish_models(args, page_of_models, {"tokens": tokens}, measure)
+        return out.with_suffix(".md").read_text()
+
+    assert "gemma3-270m: 2 s, own: 1 s" in run("1234567", "own", "gemma3-270m")
+    text = run("7654321", "smollm2-135m")
+    assert "smollm2-135m: 3 s, gemma3-270m: 2 s, own: 1 s" in text  # in the order of `bench.material`
+    assert "those of smollm2-135m from `python -m bench.answers`, 2026-01-02, commit 7654321" in text
+    assert "those of gemma3-270m and own from `python -m bench.answers`, 2026-01-02, commit 1234567" in text
+    with pytest.raises(SystemExit, match=r"bits has smollm2-135m, gemma3-270m, .* tokens was 8 and is 9; .*--out"):
+        run("7654321", "own", tokens=9)
+    with pytest.raises(AssertionError, match="stopped"):
+        run("7654322", "smollm2-135m", "own", stop_at="own")
+    value = report.read_results(out)
+    assert [of["provenance"]["commit"] for of in value["models"].values()] == ["7654322", "1234567"]
+    assert run("7654321", "smollm2-135m", "gemma3-270m", "own", tokens=9).count("commit 7654321") == 1
+    with pytest.raises(MixedError):
+        run("7654321+", "own", tokens=9)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def report(files: dict[str, str], out: Path, allow_dirty: bool) -> list[Path]:
         with atomic_write(page) as target:
             target.write_text(f"{title}, {WHERE}\n{rest}", encoding="utf-8")
     table = index.read_text(encoding="utf-8").split("\n", 1)[1].strip()
-    made = origin(source, f"experiments/{NAME}/index")
+    made = origin({"": source}, f"experiments/{NAME}/index")
     lines = [f"# The paper's experiments {WHERE}", *mark(source), *beginning, table, made]
     with atomic_write(index) as target:
         target.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
