@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from grace_opt import objective, registry
+from grace_opt import registry
+from grace_opt._util.arrays import power_of_two_scale
 from grace_opt.errors import SolverError
 from grace_opt.problem import Problem
 from grace_opt.registry import check_fields, integer, register_solver
@@ -84,16 +85,20 @@ def exhaustive(problem: Problem, options: ExhaustiveOptions, run: Run) -> Solver
         mask[b, vertices[torch.from_numpy(chosen).to(vertices.device)]] = True
         limit[b] = not finished
         visited += seen
-    # Sets that differ by less than the error of the sums may have been treated as equal.
-    untold = (PAIR_SUM_ERROR * objective.magnitude(problem.W, mask)).tolist()
-    least = [_less(W[m][:, m], by) for W, m, by in zip(problem.W, mask, untold, strict=True)]
+    least = [_least(W[m][:, m].flatten().double().cpu().numpy()) for W, m in zip(problem.W, mask, strict=True)]
     bound = torch.where(limit, -torch.inf, torch.tensor(least, dtype=torch.float64, device=limit.device))
     return SolverResult(mask, lower_bound=bound, limit=limit, stats={"subsets": visited})
 
 
-def _less(chosen: torch.Tensor, by: float) -> float:
-    """f of a set less a number, rounded once: f itself may lie so near to the middle that the next one is below."""
-    return math.fsum([*chosen.double().flatten().tolist(), -by])
+def _least(chosen: np.ndarray[Any, Any]) -> float:
+    """Return f of a set less the error of sums: sets that differ by less may have been treated as equal.
+
+    Rounded once, as f itself may lie so near to the middle of two numbers that the next one is below it; and of numbers
+    near one, as the error of the smallest ones would be zero.
+    """
+    scale = power_of_two_scale(chosen)
+    numbers = (chosen / scale).tolist()
+    return math.fsum([*numbers, -PAIR_SUM_ERROR * math.fsum(map(abs, numbers))]) * scale
 
 
 def _refusal(n: int, k: int, count: int, allowed: int) -> str:

@@ -144,6 +144,15 @@ def test_powers_of_two_change_no_bit_of_a_bound(name, drawn):
     assert found == math.ldexp(plain, j)
 
 
+@pytest.mark.parametrize("j", FAR)
+def test_an_optimum_between_two_numbers_has_a_bound_below(j):
+    """The error of sums, 2**-96 of a number of 1e-300, was zero, and f was rounded up."""
+    W = np.diag([-1.0, -(2.0**-53), 1.0])  # f is in the middle of -1 and the number below
+    found, plain = (solve(np.ldexp(W, power), 2, "exhaustive") for power in (j, 0))
+    assert_scaled(found, plain, j)
+    assert float(plain.lower_bound) == -1.0 - 2.0**-52 < float(plain.objective)
+
+
 @pytest.mark.parametrize("j", [-1022, -996, -1, 1, 52, 996])
 def test_the_scale_is_found_without_a_logarithm(j):
     """Of numbers just below a power of two, a logarithm says that they have reached it, at some powers of two alone."""
