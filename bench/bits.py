@@ -63,7 +63,7 @@ def settings_of(name: str, basis: Path) -> dict[str, Any]:
     windows: dict[str, Any] = {"recent_window": WINDOW, "sink_tokens": SINKS}
     if name in REFERENCES:
         return {**REFERENCES[name], **windows}
-    if name in ("none", "prompt"):
+    if name == "none":
         return {"bits": ROWS[name], "basis": name, "tail_block": NEVER, **windows}
     if name in OTHER_BASES:
         basis = basis.with_name(f"{name}.safetensors")
@@ -99,8 +99,6 @@ def measure_passage(
         with varied(name):
             cache = text.cache(**settings_of(name, basis))
         advance()
-        if name in VARIANTS and cache.memory_report().bits is None:
-            continue  # all dense: the prompt is too short to store a basis of its own
         found[name] = sizes_of(stored_bits(cache)) | asdict(text.beside_dense(cache))
     return found
 

@@ -25,7 +25,6 @@ VARIANTS = {
     "local": "shares by local errors, without gradients",
     "equal": "the same share for every head",
     "none": 'channels as they are, equal shares: `basis="none"`',
-    "prompt": 'the prompt\'s own basis, stored and counted, equal shares: `basis="prompt"`',
     "class-1": "one class of tokens",
     "class-2": "two classes",
 }

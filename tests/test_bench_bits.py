@@ -203,13 +203,13 @@ def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.
     whole, brief = value["models"].values()
     for passage in whole["passages"]:
         rows = passage["rows"]
-        assert set(rows) == set(bits_page.ROWS) - {"prompt"}  # too short a prompt for a basis of its own
+        assert set(rows) == set(bits_page.ROWS)
         assert 0 < rows["bits-3"]["kl"] < rows["bits-1.5"]["kl"] < rows["bits-1"]["kl"]
         assert all(rows[name]["bits"] <= (bits_page.ROWS[name] or 16) for name in rows)
     kl = {name: statistics.fmean(each["rows"][name]["kl"] for each in whole["passages"]) for name in rows}
     assert kl["bits-3"] < kl["bits-1"]
-    changed = {rows[name]["kl"] for name in ("bits-2.25", *VARIANTS) if name != "prompt"}
-    assert len(changed) == len(VARIANTS)
+    changed = {rows[name]["kl"] for name in ("bits-2.25", *VARIANTS)}
+    assert len(changed) == len(VARIANTS) + 1
     for case in whole["cases"]:
         assert set(case["rows"]) == {"dense", *bits_page.RETRIEVAL}
         assert all(one["nll"] > 0 for one in case["rows"].values())

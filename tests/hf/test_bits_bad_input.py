@@ -194,7 +194,7 @@ class TestSettings:
 class TestBasis:
     @pytest.mark.parametrize("wrong", [3, None, "", ["none"]], ids=str)
     def test_that_is_no_name(self, wrong):
-        with pytest.raises(OptionError, match=r'^basis=.*: write "calibrated", "prompt", "none", or the path'):
+        with pytest.raises(OptionError, match=r'^basis=.*: write "calibrated", "none", or the path'):
             CacheConfig(bits=2, basis=wrong)
 
     def test_in_memory_is_saved_first_and_not_printed(self, basis_file):
@@ -221,9 +221,9 @@ class TestBasis:
 
     def test_that_is_mistyped_or_missing(self, made):
         with pytest.raises(
-            CalibrationError, match=r"basis='promt': there is no such file\. Write .*Did you mean 'prompt'"
+            CalibrationError, match=r"basis='calibratd': there is no such file\. Write .*Did you mean 'calibrated'"
         ):
-            made("promt", bits=2)
+            made("calibratd", bits=2)
 
     def test_of_another_model_or_other_heads(self, basis_file):
         for changes, says in (({"num_key_value_heads": 4}, "num_key_value_heads: basis 2, model 4"), ({}, "")):
@@ -278,13 +278,13 @@ class TestPrompt:
 
     def test_one_token_of_a_longer_prompt_is_not_said_to_be_short(self):
         model = build("Llama")
-        with attach(model, bits=3, basis="prompt") as attached, warnings.catch_warnings():
+        with attach(model, bits=3, basis="none") as attached, warnings.catch_warnings():
             warnings.simplefilter("error")
             model.generate(torch.arange(3, 173)[None] % 97, max_new_tokens=1, prefill_chunk_size=1, do_sample=False)
         assert attached.cache.memory_report().pruned_tokens > 100
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("basis", ["none", "prompt", "calibrated"])
+    @pytest.mark.parametrize("basis", ["none", "calibrated"])
     @pytest.mark.parametrize("padding", [120, 119, 117])
     def test_with_a_row_of_nearly_nothing_but_padding(self, padding, basis, made, step, close):
         model = build("Llama")
@@ -353,7 +353,7 @@ DEGENERATE = {
 }
 
 
-@pytest.mark.parametrize("basis", ["none", "prompt", "calibrated"])
+@pytest.mark.parametrize("basis", ["none", "calibrated"])
 class TestNumbers:
     @staticmethod
     def check(layer, keys, values, share):
@@ -374,7 +374,7 @@ class TestNumbers:
     @pytest.mark.parametrize("name", DEGENERATE)
     def test_that_are_degenerate(self, name, basis, made):
         keys = values = DEGENERATE[name]
-        self.check(coded(made(basis, bits=8), keys, values), keys, values, 0.035)
+        self.check(coded(made(bits=8), keys, values), keys, values, 0.035)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
     @pytest.mark.parametrize("kind", ["up to 1e4", "around 1e4", "the largest"])
@@ -410,11 +410,10 @@ class TestNumbers:
             coded(made(basis, bits=4), **given)
 
 
-@pytest.mark.parametrize("basis", ["none", "prompt"])
 @pytest.mark.parametrize(("width", "depth"), [(20, 20), (16, 12), (12, 16), (7, 3), (1, 1)])
-def test_widths_that_are_no_powers_of_two_or_differ(width, depth, basis, made):
+def test_widths_that_are_no_powers_of_two_or_differ(width, depth, made):
     keys, values = drawn(0, width), drawn(1, depth)
-    TestNumbers.check(coded(made(basis, bits=8), keys, values), keys, values, 0.035)
+    TestNumbers.check(coded(made(bits=8), keys, values), keys, values, 0.035)
 
 
 def test_no_warning_of_numpy_or_torch(made):
@@ -438,7 +437,7 @@ def last_logits(model, ids, basis, file):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("basis", ["none", "prompt", "calibrated"])
+@pytest.mark.parametrize("basis", ["none", "calibrated"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_models_with_activations_of_1e4(dtype, basis, tmp_path):
     """Codes move the logits as they do with small activations, besides the type's own rounding."""

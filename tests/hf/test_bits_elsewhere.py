@@ -73,13 +73,12 @@ def check_same(found, expected):
     "settings",
     [
         {},
-        {"basis": "prompt", "bits": 6},
         {"evict": "snapkv"},
         {"bits": None, "total_bytes": 2**17},
         {"bits": None, "key_bits": 4, "value_bits": 2},
         {"trellis": True},
     ],
-    ids=["none", "prompt", "evict", "bytes", "apart", "trellis"],
+    ids=["none", "evict", "bytes", "apart", "trellis"],
 )
 @pytest.mark.parametrize("padding", [0, 75])
 def test_codes_are_those_of_the_cpu(settings, padding):

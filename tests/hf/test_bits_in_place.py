@@ -93,7 +93,6 @@ def check_alike(monkeypatch, counted, model, ids, mask=None, **settings):
         {"bits": 1},
         {"bits": 8},
         {"key_bits": 3, "value_bits": 1, "bits": None},
-        {"basis": "prompt", "bits": 12},
         {"evict": SnapKV(budget=120)},
         {"sink_tokens": 0},
         {"step": 3},

@@ -38,7 +38,6 @@ KINDS = {
     "padded": ({}, 150, 13, {}),
     "too short a row": ({}, 150, 60, {}),
     "evicted": ({"evict": SnapKV(budget=90, window=4)}, 150, 13, {}),
-    "a basis of the prompt": ({"basis": "prompt", "bits": 7.0}, 150, 0, {}),
     "a calibrated basis": ({"basis": "FILE"}, 150, 13, {}),
     "sliding and full": ({}, 124, 0, MIXED),
     "a dense layer": ({"dense_layers": 1}, 124, 0, {}),
@@ -235,7 +234,7 @@ class TestBasis:
         cache.save(path)
         other = tmp_path / "other"
         calibrate.basis(model, None, [torch.arange(5, 90).repeat(2)]).save(other)
-        for wrong in (other, "prompt", "none"):
+        for wrong in (other, "none"):
             with pytest.raises(CacheError, match=r"coded in another basis of this model .*basis=FILE\) with the file"):
                 CompressedCache.load(path, model, basis=wrong)
         os.replace(other, tmp_path / "basis.safetensors")

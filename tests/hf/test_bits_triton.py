@@ -45,7 +45,7 @@ def test_decoding_by_the_kernel_is_decoding_from_dense_copies(tiny, monkeypatch)
             patch.setattr(kernels, "kernel_for", lambda *given: (calls.append(kernel), kernel)[1])
             return model(ids[:, start:stop], past_key_values=cache, attention_mask=seen[:, :stop]).logits
 
-    cache = CompressedCache(model, bits=6, basis="prompt")
+    cache = CompressedCache(model, bits=6, basis="none")
     feed(cache, 0, LENGTH)
     for start in range(LENGTH, before, 32):
         feed(cache, start, start + 32)

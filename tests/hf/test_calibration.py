@@ -293,7 +293,7 @@ class TestBadInput:
         [
             ({"bits": 2}, "bits=", "bits"),
             ({"total_bytes": 10**6, "basis": "none"}, "total_bytes, basis=", "total_bytes, basis"),
-            ({"basis": "prompt"}, "basis=", "basis"),
+            ({"basis": "none"}, "basis=", "basis"),
             ({"config": CacheConfig(key_bits=2, value_bits=3)}, "key_bits, value_bits=", "config="),
         ],
         ids=str,

@@ -62,7 +62,7 @@ SIZES = st.one_of(
     st.fixed_dictionaries({"ratio": RATIOS | st.lists(RATIOS, min_size=1, max_size=4)}),
     st.fixed_dictionaries({"kept_channels": st.integers(1, 128)}),
 )
-BASES = st.sampled_from(["calibrated", "prompt", "none", "b.safetensors"])
+BASES = st.sampled_from(["calibrated", "none", "b.safetensors"])
 MEANS = st.floats(0, 16, exclude_min=True)
 #: What gives every channel its number of bits, instead of a method and a size.
 GIVEN_BITS = st.one_of(

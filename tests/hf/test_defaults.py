@@ -54,7 +54,7 @@ CACHES = {
     "read=channels": {"read": TopTokens(by="channels", top_p=0.9)},
     "read=sampling": {"read": TopTokens(by="sampling", tables=20, hash_bits=4)},
     "bits": {"bits": 3.0, "basis": "none", "tail_block": 16},
-    "bits, one by one": {"key_bits": 6.0, "value_bits": 6.0, "basis": "prompt", "trellis": False},
+    "bits, one by one": {"key_bits": 6.0, "value_bits": 6.0, "basis": "none", "trellis": False},
     "bits, evicted": {"bits": 3.0, "basis": "none", "evict": SnapKV(budget=120)},
     "bits of all": {"total_bytes": 40_000, "basis": "none"},
 }

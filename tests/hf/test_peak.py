@@ -75,10 +75,9 @@ def load_libraries():
         {"evict": SnapKV(256)},
         {"quantize": Quantize(4)},
         {"bits": 2.25, "basis": "none"},
-        {"bits": 4, "basis": "prompt"},
         {"bits": 2, "basis": "none", "evict": SnapKV(1024)},
     ],
-    ids=["pruned", "sinks", "SnapKV", "quantised", "bits", "bits, prompt's basis", "bits, SnapKV"],
+    ids=["pruned", "sinks", "SnapKV", "quantised", "bits", "bits, SnapKV"],
 )
 def test_at_most_one_layer_s_keys_above_dense(options, dtype, layers, load_libraries):
     if "quantize" in options:

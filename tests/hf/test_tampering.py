@@ -310,7 +310,7 @@ def test_masks(tmp_path):
         CacheConfig(evict=H2O(budget=64)),
         CacheConfig(bits=2.25),
         CacheConfig(key_bits=4, value_bits=2, basis="none"),
-        CacheConfig(total_bytes=10**6, basis="prompt"),
+        CacheConfig(total_bytes=10**6, basis="b.safetensors"),
     ],
 )
 def test_every_setting_of_a_file(config):

@@ -430,7 +430,7 @@ def test_arguments_that_cannot_be_say_what_to_write(texts) -> None:
 def test_a_basis_is_named_so_that_it_is_found_from_every_folder(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     assert call._as_setting("b.safetensors") == str(tmp_path / "b.safetensors")
-    assert [call._as_setting(name) for name in ("calibrated", "prompt", "none")] == ["calibrated", "prompt", "none"]
+    assert [call._as_setting(name) for name in ("calibrated", "none")] == ["calibrated", "none"]
 
 
 # The command

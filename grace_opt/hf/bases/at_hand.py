@@ -90,7 +90,7 @@ def basis_for(
         return wanted
     if not isinstance(wanted, str | os.PathLike):
         raise OptionError(
-            f'basis={wanted!r}: write "calibrated", "prompt", "none", the name of a file that grace-opt calibrate '
+            f'basis={wanted!r}: write "calibrated", "none", the name of a file that grace-opt calibrate '
             "basis made, or a CalibratedBasis"
         )
     if wanted != CALIBRATED:

@@ -15,7 +15,7 @@ from ..._util.files import path_text
 from ..._util.names import did_you_mean
 from ...errors import CacheError, CalibrationError, OptionError
 from ..models.placement import is_tensor_parallel
-from ..settings.bits import CALIBRATED, NO_BASIS, OF_PROMPT, Bits
+from ..settings.bits import CALIBRATED, NO_BASIS, Bits
 from .at_hand import basis_for, check_at_hand
 from .budget import BasisSource, BitBudget
 from .calibrated import CalibratedBasis
@@ -68,7 +68,7 @@ def budget_of(
             "total_bytes= is for the cache of one process, and this model is tensor-parallel; write bits="
         )
     kind, source = os.fspath(given.basis), None
-    if kind not in (OF_PROMPT, NO_BASIS):
+    if kind != NO_BASIS:
         # Not the model itself: copying a cache must not copy the model.
         source = BasisSource(functools.partial(_basis, weakref.ref(model), kind, tuple(layers)))
         if kind == CALIBRATED:
@@ -76,9 +76,9 @@ def budget_of(
         elif os.path.exists(path_text(kind)):
             source()  # nothing has to be made
         else:
-            meant = did_you_mean(path_text(kind), (CALIBRATED, OF_PROMPT, NO_BASIS))
+            meant = did_you_mean(path_text(kind), (CALIBRATED, NO_BASIS))
             raise CalibrationError(
-                f'basis={kind!r}: there is no such file. Write "{CALIBRATED}", "{OF_PROMPT}" or "{NO_BASIS}", or make '
+                f'basis={kind!r}: there is no such file. Write "{CALIBRATED}" or "{NO_BASIS}", or make '
                 f"the file: grace-opt calibrate basis MODEL -o FILE.{meant}"
             )
         kind = CALIBRATED

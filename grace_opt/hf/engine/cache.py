@@ -36,7 +36,7 @@ from ..models.fingerprint import OPTIONAL, adapters_of, fingerprint, fingerprint
 from ..models.foreign_layers import crop_layer, keeps_slice_of, own_window
 from ..models.placement import layer_devices
 from ..models.prunable import prunable_layers, text_config
-from ..settings.bits import BUDGETS, DEFAULT_BITS, NO_BASIS, OF_PROMPT, Bits
+from ..settings.bits import BUDGETS, DEFAULT_BITS, NO_BASIS, Bits
 from ..settings.config import CacheConfig, CacheSetting, by_name
 from ..stores.channels.compress import CHANNELS
 from ..stores.channels.kept import mask_from_kept
@@ -607,7 +607,7 @@ def _saved_config(path: Any, settings: Mapping[str, Any], basis: str | os.PathLi
         raise CacheError(f"{path} has settings that this grace_opt does not know: {error}") from error
     if basis is None:
         return config
-    if config.bits is None or config.bits.basis in (OF_PROMPT, NO_BASIS):
+    if config.bits is None or config.bits.basis == NO_BASIS:
         raise CacheError(f"{path} is coded in no calibrated basis; leave basis= out")
     return replace(config, bits=replace(config.bits, basis=basis))
 

@@ -40,9 +40,9 @@ class MemoryReport:
         Bytes in all other layers (sliding windows, recurrent states and the like).
     dense_equivalent_key_bytes, dense_equivalent_value_bytes : int
         Bytes that the keys and values of the prunable layers would take unpruned.
-    code_bytes, parameter_bytes, basis_bytes : int
+    code_bytes, parameter_bytes : int
         With ``bits=``, of K and V together: codes; what is needed to read them (how many bits each channel has, its
-        scale and its mean); bases of the prompt. They are part of ``pruned_key_bytes`` and ``value_bytes``.
+        scale and its mean). They are part of ``pruned_key_bytes`` and ``value_bytes``.
     coded_key_bytes, coded_value_bytes : float
         All of the above for K and for V, and half of the tokens' classes each.
     coded_key_elements, coded_value_elements, all_elements : int
@@ -82,7 +82,6 @@ class MemoryReport:
     dense_equivalent_value_bytes: int
     code_bytes: int = 0
     parameter_bytes: int = 0
-    basis_bytes: int = 0
     coded_key_bytes: float = 0.0
     coded_value_bytes: float = 0.0
     coded_key_elements: int = 0
@@ -231,7 +230,6 @@ class MemoryReport:
         return [
             ("  codes", self.code_bytes, waiting),
             ("  scales, means", self.parameter_bytes, "and how many bits each channel has"),
-            ("  bases", self.basis_bytes, "of the prompt's own" if self.basis_bytes else ""),
         ]
 
 
@@ -289,7 +287,6 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         dense_equivalent_value_bytes=sizes["dense values"],
         code_bytes=sizes["key codes"] + sizes["value codes"],
         parameter_bytes=sizes["key parameters"] + sizes["value parameters"],
-        basis_bytes=sizes["key bases"] + sizes["value bases"],
         coded_key_bytes=sum(sizes[f"key {part}"] for part in _COUNTED) + sizes["classes"] / 2,
         coded_value_bytes=sum(sizes[f"value {part}"] for part in _COUNTED) + sizes["classes"] / 2,
         coded_key_elements=sizes["key elements"],
@@ -329,4 +326,4 @@ def _idle(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
 
 #: Kinds of bytes, each counted once.
 _PARTS = ("keys", "sink_keys", "values", "indices", "reading", "tail_keys", "tail_values")
-_COUNTED = ("codes", "parameters", "bases")
+_COUNTED = ("codes", "parameters")

@@ -18,7 +18,7 @@ from ..models.arguments import explains_arguments
 
 #: The settings of which one (or the pair in the middle) asks for bits.
 BUDGETS = ("bits", "key_bits", "value_bits", "total_bytes")
-CALIBRATED, OF_PROMPT, NO_BASIS = "calibrated", "prompt", "none"
+CALIBRATED, NO_BASIS = "calibrated", "none"
 TAIL_BLOCK_WITH_BITS = 64
 #: Every block of newer tokens has means and scales of its own, which weigh more the smaller it is.
 SMALLEST_TAIL_BLOCK = 16
@@ -55,8 +55,8 @@ class Bits:
     total_bytes : int, optional
         Bytes of the whole cache at the end of the prompt, dense parts included, instead of ``bits``.
     basis : str or path
-        "calibrated" (the model's own, made once and kept), "prompt" (from each prompt, stored and counted), "none", or
-        a file that ``grace-opt calibrate basis`` wrote.
+        "calibrated" (the model's own, made once and kept), "none" (the channels as they are), or a file that
+        ``grace-opt calibrate basis`` wrote.
     trellis : bool
         Code the numbers of a channel together, by a trellis, which leaves less error in the same bytes. False codes
         them one by one, which takes less time while a prompt is read.
@@ -134,7 +134,7 @@ def check_basis(basis: Any) -> str:
         raise OptionError("basis= is the name of a file: write made.save(FILE), and basis=FILE")
     if not isinstance(basis, str | os.PathLike) or not os.fspath(basis):
         raise OptionError(
-            f'basis={shown(basis)}: write "{CALIBRATED}", "{OF_PROMPT}", "{NO_BASIS}", or the path of a file that '
+            f'basis={shown(basis)}: write "{CALIBRATED}", "{NO_BASIS}", or the path of a file that '
             "`grace-opt calibrate basis` or CalibratedBasis.save wrote"
         )
     return os.fspath(basis)

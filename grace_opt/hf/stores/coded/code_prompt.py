@@ -21,19 +21,18 @@ import torch
 from torch import Tensor
 
 from ...._util.arrays import to_device
-from ...bases.basis import Basis, energy_in, identity_basis, joint_basis
+from ...bases.basis import Basis, energy_in, identity_basis
 from ...bases.classes import class_sizes, token_weights
 from ...bases.importance import ObservedQueries, attention_moments, queries_of_row
 from ...bases.rotary import positions_of
 from ...models.observation import Observation
 from ...models.placement import rank
-from ...settings.bits import NO_BASIS, OF_PROMPT
 from ..plan import LayerPlan
 from .bitplanes import PER_BYTE, pack_bits
 from .coded import CodedTokens
 from .codes import PARAMETER_BITS, Codes
-from .heads import StoredHeads, code_heads, head_groups
-from .row import CodedRow, inverse
+from .heads import StoredHeads, code_heads
+from .row import CodedRow
 from .segment import Segment, class_of_tokens, packed_classes, segment_bits
 from .short import MIN_TOKENS
 
@@ -170,9 +169,9 @@ def _needs(plan: LayerPlan, keys: Tensor, values: Tensor, places: int, real: int
     coded = count - config.sink_tokens
     if coded < MIN_TOKENS:
         return _Needs(0, (count + config.recent_window) * token + beside, (0.0, 0.0), heads)
-    own, classes = budget.basis == OF_PROMPT, len(class_sizes(coded))
-    gain = 0 if budget.source is None else PARAMETER_BITS
-    fixed = _overhead(coded, classes, width, own) + gain, _overhead(coded, classes, depth, own)
+    # Whatever the widths are. Which places are padding is not counted: a padded row has the widths it would have alone.
+    classes, gain = len(class_sizes(coded)), 0 if budget.source is None else PARAMETER_BITS
+    fixed = segment_bits(coded, classes, width) + gain, segment_bits(coded, classes, depth)
     return _Needs(coded, (config.sink_tokens + config.recent_window) * token + beside, fixed, heads)
 
 
@@ -221,7 +220,6 @@ class _Ready:
     sinks: int
     classes: Tensor  # (H, n)
     stored: list[StoredHeads]  # keys and values
-    decodes: list[Tensor | None]
     bits: tuple[float, float]
     gain: Tensor | None
     origin: int
@@ -235,8 +233,6 @@ class _Ready:
             sink_values=self.row.values[:, : self.sinks].clone(),
             length=self.row.places,
             present=self.row.packed,
-            key_decode=self.decodes[0],
-            value_decode=self.decodes[1],
             bits=self.bits,
             gain=self.gain,
             origin=self.origin,
@@ -290,7 +286,6 @@ def _ready(
     order = classes.argsort(dim=-1, stable=True)
     spread = to_device(torch.nonzero(observed.spread)[:, 0], observed.queries.device)
     moment = _moment(observed.queries[:, spread].reshape(heads, -1, width))
-    decodes: list[Tensor | None] = []
     stored = []
     inner_keys, gain, origin = row.keys[:, sinks:], None, 0
     rotary = None if found is None else found[0].rotary
@@ -303,44 +298,12 @@ def _ready(
                 gain, origin = other, 0
         inner_keys = rotary.taken_off(inner_keys, gain, positions_of(columns, origin))
     for number, tensor in enumerate((inner_keys, row.values[:, sinks:])):
-        metric, calibrated = (moment if number == 0 else None), None if found is None else found[number]
-        basis, decode = _basis(budget.basis, calibrated, tensor, metric)
-        decodes.append(decode)
-        encoding = None if budget.basis == NO_BASIS else basis.encode
-        bits = shares[number] * coded * tensor.shape[2]
-        by_class = weights[number].gather(1, order)
-        stored.append(StoredHeads(tensor, order, encoding, by_class, basis.energy, sizes, bits, budget.trellis))
-    return _Ready(row, sinks, classes, stored, decodes, (key_bits, value_bits), gain, origin)
-
-
-def _basis(kind: str, calibrated: Basis | None, tensor: Tensor, metric: Tensor | None) -> tuple[Basis, Tensor | None]:
-    """Return the basis to code in and, if it belongs to the prompt, the matrices to store."""
-    heads, _, width = tensor.shape
-    eye = torch.eye(width, dtype=torch.float64, device=tensor.device).expand(heads, width, width)
-    if kind == OF_PROMPT:
-        parts = (tensor[part].float() for part in head_groups(tensor))
-        spread = torch.cat([_moment(part - part.mean(1, keepdim=True)) for part in parts])
-        basis = joint_basis(eye if metric is None else metric, spread)
-        decode = (basis.decode / _power(basis.decode)).to(torch.float16)
-        return Basis(
-            inverse(decode), decode.float(), energy_in(Basis(decode, decode, decode), eye if metric is None else metric)
-        ), decode
-    basis = identity_basis(heads, width, device=tensor.device) if calibrated is None else calibrated
-    return (basis if metric is None else Basis(basis.encode, basis.decode, energy_in(basis, metric))), None
-
-
-def _power(decode: Tensor) -> Tensor:
-    """Return one power of two per head, which brings the matrices' entries to at most one."""
-    largest = decode.abs().amax((1, 2), keepdim=True)
-    return torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(largest))), 1)
-
-
-def _overhead(coded: int, classes: int, width: int, own: bool) -> float:
-    """Return the bits per head that keys, or values, take whatever their widths are.
-
-    Which places are padding is not among them: a padded row has the widths that it would have alone.
-    """
-    return segment_bits(coded, classes, width) + (width * width * PARAMETER_BITS if own else 0)
+        own = tensor.shape[2]
+        basis = identity_basis(heads, own, device=tensor.device) if found is None else found[number]
+        energy, encoding = basis.energy if number else energy_in(basis, moment), None if found is None else basis.encode
+        bits, by_class = shares[number] * coded * own, weights[number].gather(1, order)
+        stored.append(StoredHeads(tensor, order, encoding, by_class, energy, sizes, bits, budget.trellis))
+    return _Ready(row, sinks, classes, stored, (key_bits, value_bits), gain, origin)
 
 
 def _moment(tensor: Tensor) -> Tensor:

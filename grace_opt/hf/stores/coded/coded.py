@@ -30,7 +30,7 @@ from .short import dense_rows, why_dense
 from .waiting import ready
 
 #: What is counted of codes.
-COUNTED = ("codes", "parameters", "bases")
+COUNTED = ("codes", "parameters")
 #: Which sizes belong to which kind of `Store.sizes`.
 _KINDS = {
     "sink_keys": ("key sinks",),
@@ -173,16 +173,13 @@ class CodedTokens(CodedParts):
         found: Counter[str] = Counter()
         for row in self.own_rows():
             found["key parameters"] += 0 if row.gain is None else row.gain.nbytes
-            for number, (name, sinks, own) in enumerate(
-                (("key", row.sink_keys, row.key_decode), ("value", row.sink_values, row.value_decode))
-            ):
+            for number, (name, sinks) in enumerate((("key", row.sink_keys), ("value", row.sink_values))):
                 every = [(each.keys, each.values)[number] for each in row.segments]
                 every += [] if row.waiting is None else [row.waiting[number]]
                 planes = sum(plane.nbytes for codes in every for plane in codes.planes)
                 found[f"{name} codes"] += planes
                 found[f"{name} parameters"] += sum(codes.nbytes for codes in every) - planes
                 found[f"{name} sinks"] += sinks.nbytes
-                found[f"{name} bases"] += 0 if own is None else own.nbytes
                 found[f"{name} elements"] += len(sinks) * sinks.shape[-1] * row.tokens
             found["classes"] += sum(each.classes.nbytes for each in row.segments)
             found["classes"] += 0 if row.present is None else row.present.nbytes

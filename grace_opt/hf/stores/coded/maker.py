@@ -11,7 +11,6 @@ from torch import Tensor
 from ....errors import CacheError
 from ...models.observation import Observation
 from ...models.placement import rank
-from ...settings.bits import OF_PROMPT
 from ..maker import StoreMaker
 from ..old_tokens import evicted_positions, tokens_kept
 from ..plan import LayerPlan
@@ -65,7 +64,6 @@ class CodedMaker(StoreMaker):
             width,
             depth,
             tail.keys.dtype,
-            plan.bits.basis == OF_PROMPT,
             plan.bits.trellis,
         )
         block = plan.config.tail_block

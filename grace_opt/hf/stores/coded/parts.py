@@ -54,7 +54,7 @@ class CodedParts(Store, ABC):
         Number of tokens of the sequence that this covers, padding included; with eviction, more than are stored.
     rows : tuple of CodedRow
     bases : (Basis, Basis) or None
-        The model's bases of keys and values, which belong to no prompt; None if rows have their own, or none.
+        The model's bases of keys and values, which belong to no prompt; None without any.
     positions : Tensor or None
         ``(B, H, stored)`` int32: positions of the stored tokens in the sequence; None means all tokens, in order.
     received : Received

@@ -46,8 +46,6 @@ class CodedRow:
         Number of places, padding included.
     present : Tensor or None
         ``(⌈length/8⌉,)`` uint8: one bit per place, 0 at padding. None if there is no padding.
-    key_decode, value_decode : Tensor or None
-        ``(H, d, d)`` float16: the prompt's own basis, if it has one.
     bits : (float, float)
         Mean bits per element of keys and of values that every segment has, with everything counted.
     gain : Tensor or None
@@ -64,8 +62,6 @@ class CodedRow:
     sink_values: Tensor
     length: int
     present: Tensor | None = None
-    key_decode: Tensor | None = None
-    value_decode: Tensor | None = None
     bits: tuple[float, float] = (0.0, 0.0)
     gain: Tensor | None = None
     origin: int = 0
@@ -87,7 +83,7 @@ class CodedRow:
         Parameters
         ----------
         bases : (Basis, Basis) or None
-            Those of keys and values; not read if the row has its own.
+            Those of keys and values; None if their channels are coded as they are.
         columns : Tensor or None
             ``(H, length)``: where the places are in the sequence, padding included; None for all, in order.
         """
@@ -96,7 +92,7 @@ class CodedRow:
             parts.append(self.waiting_coordinates())
         found = []
         for number, (decode, sinks) in enumerate(
-            zip(self.decodes(bases), (self.sink_keys, self.sink_values), strict=True)
+            zip(_decodes(bases), (self.sink_keys, self.sink_values), strict=True)
         ):
             together = sinks
             if parts:
@@ -148,9 +144,7 @@ class CodedRow:
             places = torch.arange(column, column + more, device="cpu")
             keys = _moved(keys, bases[0], self.gain, positions_of(places, self.origin))
         for number, tensor in enumerate((keys, values)):
-            own = (self.key_decode, self.value_decode)[number]
-            encode = inverse(own) if own is not None else None if bases is None else bases[number].encode
-            moved = tensor.float() if encode is None else tensor.float() @ encode
+            moved = tensor.float() if bases is None else tensor.float() @ bases[number].encode
             before = None if self.waiting is None else self.waiting[number]
             made.append(waiting_codes(before, moved, waiting_width(number, self.bits[number]), trellis))
         return replace(grown, waiting=(made[0], made[1]))
@@ -159,9 +153,8 @@ class CodedRow:
         """Code the oldest waiting tokens, whole blocks; `received`, of these, is as in `bits.waiting.settled`."""
         if self.waiting is None:
             return self
-        decodes = self.key_decode, self.value_decode
         energies = [
-            _energy(codes, None if bases is None else bases[number], decodes[number])
+            _energy(codes, None if bases is None else bases[number])
             for number, codes in enumerate((self.segments[0].keys, self.segments[0].values))
         ]
         heads = len(self.sink_keys)
@@ -177,15 +170,6 @@ class CodedRow:
         assert self.waiting is not None
         keys, values = (waiting_coordinates(codes, len(self.sink_keys)) for codes in self.waiting)
         return keys, values
-
-    def decodes(self, bases: tuple[Basis, Basis] | None) -> tuple[Tensor | None, Tensor | None]:
-        """Return by what coordinates of keys and of values are multiplied, ``(H, d, d)``; None: they are as they are.
-
-        `bases` as in `dense`.
-        """
-        if self.key_decode is not None or bases is None:
-            return self.key_decode, self.value_decode
-        return bases[0].decode, bases[1].decode
 
     def table(self) -> CodesTable:
         """Return where the codes are, for `grace_opt.kernels.cache.coded`: made once, and again where tensors moved."""
@@ -206,7 +190,7 @@ class CodedRow:
         """Return what `grace_opt.kernels.cache.coded` reads: made once, as `table` is; parameters as in `dense`."""
         known = self._table.get("sequence")
         if known is None or known[0] is not bases or [part.data_ptr() for part in known[1]] != known[2]:
-            table, dense = self.table(), (self.sink_keys, self.sink_values, *self.decodes(bases))
+            table, dense = self.table(), (self.sink_keys, self.sink_values, *_decodes(bases))
             parts = [*self._table["first"], *(part for part in dense if part is not None)]
             known = (
                 bases,
@@ -267,28 +251,22 @@ class CodedRow:
 
     def _plain(self) -> dict[str, Tensor]:
         """Return the tensors that are not of codes."""
-        names = ("sink_keys", "sink_values", "present", "key_decode", "value_decode", "gain")
+        names = ("sink_keys", "sink_values", "present", "gain")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-def _energy(codes: Codes, basis: Basis | None, decode: Tensor | None) -> Tensor:
-    """Return what errors in each coordinate cost, ``(H, d)``: without a calibrated basis, all directions alike."""
-    if decode is not None:
-        return decode.float().square().sum(-1)
+def _energy(codes: Codes, basis: Basis | None) -> Tensor:
+    """Return what errors in each coordinate cost, ``(H, d)``: without a basis, all directions alike."""
     return torch.ones_like(codes.means, dtype=torch.float32) if basis is None else basis.energy.float()
 
 
-def inverse(decode: Tensor) -> Tensor:
-    """Return the matrices that encode for stored ones that decode, ``(H, d, d)`` float32."""
-    wide = decode.double()
-    # One by one: in several threads, MKL's batch of matrices with more than 150 rows leaves the pivots unwritten.
-    each = [torch.linalg.inv(one) for one in wide] if wide.device.type == "cpu" else [*torch.linalg.inv(wide)]
-    encode = torch.stack(each)
-    return encode.float()
+def _decodes(bases: tuple[Basis, Basis] | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return by what coordinates of keys and of values are multiplied, ``(H, d, d)``; None: they are as they are."""
+    return (None, None) if bases is None else (bases[0].decode, bases[1].decode)
 
 
 def decoded(coordinates: Tensor, decode: Tensor | None) -> Tensor:
-    """Return the tokens ``(H, T, d)`` with these coordinates; `decode` as in `CodedRow.decodes`."""
+    """Return the tokens ``(H, T, d)`` with these coordinates; `decode` as in `_decodes`."""
     return coordinates if decode is None else coordinates @ decode.float()
 
 

@@ -17,7 +17,7 @@ from ...bases.classes import CLASS_BITS, FRACTIONS
 from ...settings.bits import MAX_BITS
 from .bitplanes import PER_BYTE, unpack_bits
 from .codes import LEVEL_BITS, Codes
-from .row import CodedRow, inverse
+from .row import CodedRow
 from .segment import Segment
 
 #: Raises an error with the text unless the first argument is true.
@@ -27,7 +27,6 @@ CODED_FIELDS = ("rows", "waiting", "block", "bits", "stored", "sequences")
 #: One more, if there is padding: the place of each row whose position is 0.
 ORIGIN = "origin"
 _OF_CODES = ("levels", "means", "scales", "unit")
-_OWN_BASES = ("key_decode", "value_decode")
 _SINKS = ("sink_keys", "sink_values")
 
 
@@ -71,8 +70,6 @@ class RowCheck:
         Number of KV heads, and widths of keys and of values.
     dtype : torch.dtype
         Of tokens that are dense.
-    own_bases : bool
-        Whether rows have their own bases.
     trellis : bool
         Whether codes are those of a trellis.
     """
@@ -82,7 +79,6 @@ class RowCheck:
     width: int
     depth: int
     dtype: torch.dtype
-    own_bases: bool
     trellis: bool
 
     def rows(self, said: Mapping[str, Any], found: Mapping[str, Tensor], batch: int) -> tuple[CodedRow, ...]:
@@ -139,8 +135,7 @@ class RowCheck:
 
     def _row(self, where: str, parts: dict[str, Tensor], said: _Row, stored: int) -> CodedRow:
         self.require(bool(said.segments) or not said.waiting, f"{where} has waiting tokens behind none that are coded")
-        own = _OWN_BASES if self.own_bases and said.segments else ()
-        wanted = {*_SINKS, *own}
+        wanted = {*_SINKS}
         for number, counts in enumerate(said.segments):
             wanted |= {f"segments.{number}.{name}" for name in ("classes", *_names_of_codes(len(counts)))}
         if said.waiting:
@@ -161,7 +156,6 @@ class RowCheck:
             heads = self.heads * (said.waiting // said.block)
             keys, values = self._both(f"{where}.waiting", _under("waiting.", parts), (said.block,), heads)
             waiting = keys, values
-        self._bases(where, {name: parts[name] for name in own})
         plain = {name: tensor for name, tensor in parts.items() if "." not in name}
         row = CodedRow(segments, waiting, length=stored, bits=said.bits, origin=said.origin, **plain)
         if row.gain is not None:
@@ -212,17 +206,6 @@ class RowCheck:
         reach = (codes.means.float().abs().amax(1) + largest * float(codes.book.max())) * codes.unit
         self.require(bool(reach.isfinite().all()), f"{where} has means, scales or units that are not finite")
         return codes
-
-    def _bases(self, where: str, own: Mapping[str, Tensor]) -> None:
-        for (name, decode), width in zip(own.items(), (self.width, self.depth), strict=False):
-            self._shaped(f"{where}.{name}", decode, torch.float16, (self.heads, width, width))
-            usable = bool(decode.isfinite().all())
-            if usable:
-                try:
-                    usable = bool(inverse(decode).isfinite().all())
-                except RuntimeError:  # LinAlgError
-                    usable = False
-            self.require(usable, f"{where}.{name} has no finite inverse")
 
     def _shaped(self, name: str, tensor: Tensor, dtype: torch.dtype, shape: Sequence[int | None]) -> None:
         """Check type and sizes; None stands for any size."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...settings.bits import OF_PROMPT
 from ..plan import LayerPlan
 
 #: A prompt with fewer tokens to code stays dense: means and scales would outweigh the codes.
@@ -13,17 +12,15 @@ def why_dense(plan: LayerPlan, length: int) -> str:
     """Say why a prompt of so many tokens stays dense."""
     config, tokens = plan.config, "1 token" if length == 1 else f"{length} tokens"
     recent, first = config.recent_window, config.sink_tokens
-    assert plan.bits is not None
     if length < recent + first + MIN_TOKENS:
         return (
             f"the prompt has {tokens}{' left' if config.evict else ''} and stays dense: bits are given from "
             f"{recent + first + MIN_TOKENS} tokens on (sink_tokens={first}, recent_window={recent} and {MIN_TOKENS} "
             "more)"
         )
-    own = plan.bits.basis == OF_PROMPT
     return (
-        f"the prompt of {length} tokens stays dense: means, widths{', its own basis' * own} and classes alone would "
-        "take more than the bits asked for; write more bits (16 at most)" + ', or basis="calibrated"' * own
+        f"the prompt of {length} tokens stays dense: means, widths and classes alone would take more than the bits "
+        "asked for; write more bits (16 at most)"
     )
 
 

@@ -29,7 +29,7 @@ from ...bases.at_hand import basis_for
 from ...bases.texts import texts_by_name
 from ...models.arguments import require_model
 from ...models.fingerprint import fingerprint
-from ...settings.bits import CALIBRATED, NO_BASIS, OF_PROMPT
+from ...settings.bits import CALIBRATED, NO_BASIS
 from .candidates import BITS, Candidate, default_candidates
 from .measuring import Measurer
 from .recommend import recommend, target_of
@@ -222,7 +222,7 @@ def _windows(
 def _as_setting(basis: str | os.PathLike[str]) -> str:
     """Return the basis as a setting that means the same in every folder: what `tune` recommends is used elsewhere."""
     name = os.fspath(basis)
-    return name if name in (CALIBRATED, OF_PROMPT, NO_BASIS) else os.path.abspath(name)
+    return name if name in (CALIBRATED, NO_BASIS) else os.path.abspath(name)
 
 
 def _basis(
@@ -235,7 +235,7 @@ def _basis(
 ) -> str | None:
     """Calibrate, if it was not done before; if there is no time for it, name the settings that need it."""
     coded = [one for one in candidates if one.basis]
-    wanted = {one.basis for one in coded} - {OF_PROMPT, NO_BASIS}
+    wanted = {one.basis for one in coded} - {NO_BASIS}
     if not wanted:
         return None
 
