@@ -89,10 +89,10 @@ def joint_basis(metric: Tensor, moment: Tensor, shrinkage: float = SHRINKAGE) ->
     return Basis(encode.float(), decode.float(), spread.square())
 
 
-def identity_basis(heads: int, width: int, energy: Tensor | None = None, device: torch.device | None = None) -> Basis:
+def identity_basis(heads: int, width: int, device: torch.device | None = None) -> Basis:
     """Return the coordinates as they are."""
     eye = torch.eye(width, dtype=torch.float32, device=device).expand(heads, width, width)
-    return Basis(eye, eye, torch.ones(heads, width, dtype=torch.float64, device=device) if energy is None else energy)
+    return Basis(eye, eye, torch.ones(heads, width, dtype=torch.float64, device=device))
 
 
 def energy_in(basis: Basis, metric: Tensor, shrinkage: float = SHRINKAGE) -> Tensor:

@@ -91,9 +91,7 @@ class CodedRow:
         if self.waiting is not None:
             parts.append(self.waiting_coordinates())
         found = []
-        for number, (decode, sinks) in enumerate(
-            zip(_decodes(bases), (self.sink_keys, self.sink_values), strict=True)
-        ):
+        for number, (decode, sinks) in enumerate(zip(_decodes(bases), (self.sink_keys, self.sink_values), strict=True)):
             together = sinks
             if parts:
                 tokens = decoded(torch.cat([part[number] for part in parts], dim=1), decode)
