@@ -1,4 +1,4 @@
-"""The pages of `bench.evictions` and `bench.layer_budgets`, made from their JSON files alone."""
+"""The page of `bench.evictions`, made from its JSON file alone, and what other pages of KL by model have of it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,9 @@ def page(value: dict[str, Any]) -> Page:
     cases = {label: of["passages"] for label, of in models.items()}
     first = next(iter(cases.values()))
     names, shares = list(first[0]["kl"]), list(first[0]["kl"][OURS])
-    kl = {label: _by_eviction(each) for label, each in cases.items()}
+    kl = {label: by_name(each) for label, each in cases.items()}
     ratios = {label: {ours: _beside_best(each, ours) for ours in (OURS, FAST)} for label, each in kl.items()}
-    times = {label: _times(each[OURS].values()) for label, each in ratios.items()}
-    worst = max(
-        ratios, key=lambda label: statistics.geometric_mean(r.estimate for _, r in ratios[label][OURS].values())
-    )
-    others = "; ".join(f"{label}: {said}" for label, said in times.items() if label != worst)
+    worst, times, others = worst_of({label: [each for _, each in of[OURS].values()] for label, of in ratios.items()})
     kept = " / ".join(f"{float(share):.0%}" for share in shares)
     cost = {label: _shares_of_prefill(of["seconds"]) for label, of in models.items()}
     spans = {name: _span([of[name] for of in cost.values()]) for name in (OURS, FAST)}
@@ -50,14 +46,14 @@ def page(value: dict[str, Any]) -> Page:
         title="Which tokens to keep",
         picture="KL divergence from the dense cache's next-token distributions by share of tokens kept, both on "
         "logarithmic scales, for every eviction, a panel per model",
-        headline=f"GraphEviction has {times[worst]} times the KL of the best other, with {kept} of the tokens kept"
+        headline=f"GraphEviction has {times} times the KL of the best other, with {kept} of the tokens kept"
         + f" ({worst}, the worst of {len(models)} models)" * (len(models) > 1),
-        draw=lambda figure: _draw(figure, kl, shares),
+        draw=lambda figure: draw_models(figure, kl, _LOOKS, "tokens kept"),
         asked="How close to the dense cache do the evictions stay, at equal numbers of tokens?",
-        found=f"With {kept} of {value['prompt']:,} tokens kept, `{OURS}` has {times[worst]} times the KL divergence of "
+        found=f"With {kept} of {value['prompt']:,} tokens kept, `{OURS}` has {times} times the KL divergence of "
         f"the best other eviction at that share on {worst}{f', where it does worst ({others})' if others else ''}. "
         f"Choosing takes it {spans[OURS]} of the time to read the prompt. The fast setting takes {spans[FAST]}, and "
-        f"has {_times(ratios[worst][FAST].values())} times that KL on {worst}.",
+        f"has {_times(each for _, each in ratios[worst][FAST].values())} times that KL on {worst}.",
         sure=f"Measured on {', '.join(models)}, {len(first)} passages of books, code and generated text each, with "
         f"{value['tokens']} of their own next tokens; intervals are 95 %, over passages.",
         tables=[
@@ -84,10 +80,17 @@ def page(value: dict[str, Any]) -> Page:
     )
 
 
-def _by_eviction(cases: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """Return the KL of every passage, by eviction and share."""
+def by_name(cases: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[Any]]]:
+    """Return the ``kl`` of every passage, by eviction (or what else chooses) and share."""
     first = cases[0]["kl"]
     return {name: {share: [one["kl"][name][share] for one in cases] for share in first[name]} for name in first}
+
+
+def worst_of(ratios: Mapping[str, Sequence[Interval]]) -> tuple[str, str, str]:
+    """Return the model with the largest ratios, in words these ratios, and those of the other models."""
+    worst = max(ratios, key=lambda label: statistics.geometric_mean(each.estimate for each in ratios[label]))
+    others = "; ".join(f"{label}: {_times(each)}" for label, each in ratios.items() if label != worst)
+    return worst, _times(ratios[worst]), others
 
 
 def _beside_best(kl: Mapping[str, Mapping[str, list[float]]], ours: str) -> dict[str, tuple[str, Interval]]:
@@ -99,8 +102,8 @@ def _beside_best(kl: Mapping[str, Mapping[str, list[float]]], ours: str) -> dict
     return found
 
 
-def _times(found: Iterable[tuple[str, Interval]]) -> str:
-    return " / ".join(f"{ratio.estimate:.2f}" for _, ratio in found)
+def _times(found: Iterable[Interval]) -> str:
+    return " / ".join(f"{ratio.estimate:.2f}" for ratio in found)
 
 
 def _shares_of_prefill(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -112,109 +115,22 @@ def _span(numbers: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _draw(figure: Figure, kl: Mapping[str, Mapping[str, Mapping[str, list[float]]]], shares: list[str]) -> None:
+def draw_models(
+    figure: Figure,
+    kl: Mapping[str, Mapping[str, Mapping[str, list[float]]]],
+    looks: Mapping[str, tuple[str, str]],
+    label: str,
+) -> None:
+    """Draw mean KL divergences by model, in panels, by name and by share; `label` says what share it is."""
     figure.set_size_inches(max(8, 4 * len(kl)), 4)
     every = figure.subplots(1, len(kl), sharey=True, squeeze=False)[0]
-    places = [float(share) for share in shares]
-    for axes, (label, own) in zip(every, kl.items(), strict=True):
+    for axes, (model, own) in zip(every, kl.items(), strict=True):
         for name, rows in own.items():
-            colour, line = _LOOKS.get(name, (BLACK, "-"))
-            means = [statistics.fmean(rows[share]) for share in shares]
-            axes.plot(places, means, "o", color=colour, linestyle=line, label=name)
-        axes.set_title(label)
-        kl_by_share(axes, places, "tokens kept", legend=axes is every[0])
-
-
-_BUDGET_LOOKS = {OURS: BLUE, FAST: SKY, "SnapKV": ORANGE, H2O_ALL: GREEN}
-
-
-def budgets_page(value: dict[str, Any]) -> Page:
-    """What the page says of the numbers."""
-    cases = value["passages"]
-    names, shares = list(cases[0]["kl"]), list(cases[0]["kl"][OURS])
-    equal, layers, heads = (
-        {name: {share: [one["kl"][name][share][which] for one in cases] for share in shares} for name in names}
-        for which in range(3)
-    )
-    rows, ratios = [], {}
-    for name in names:
-        for share in shares:
-            before, some, after = (kind[name][share] for kind in (equal, layers, heads))
-            ratio = ratios[name, share] = paired_interval(after, before, compare="ratio")
-            wins = sum(a < b for a, b in zip(after, before, strict=True))
-            means = (with_ends(mean_interval(kl)) for kl in (before, some, after))
-            beside = with_ends(paired_interval(after, some, compare="ratio"), ".2f")
-            rows.append([name, f"{float(share):.0%}", *means, with_ends(ratio, ".2f"), beside, f"{wins} of {ratio.n}"])
-    times = {name: " / ".join(f"{ratios[name, share].estimate:.2f}" for share in shares) for name in names}
-    kept = " / ".join(f"{float(share):.0%}" for share in shares)
-    place = value["shares"].index(0.25)
-    quarter = [sum(head[place] for head in row) for row in value["losses"]]
-    step = {name: statistics.median(times) for name, times in value["steps"].items()}
-    others = ", ".join(f"{name} {times[name]}" for name in names[1:])
-    return Page(
-        title="Which layers and heads keep more tokens",
-        picture="Left: KL divergence by share of tokens kept, with equal and with divided budgets; right: the share "
-        "that each layer keeps, with a dot for each of its heads",
-        headline=f"Divided budgets leave {times[OURS]} times the KL of equal ones, in the same bytes (GraphEviction, "
-        f"{kept} kept)",
-        draw=lambda figure: _draw_budgets(figure, value, equal, heads, shares),
-        asked=f"What does it help, on {value['model']}, to let some layers and heads keep more of a prompt's tokens "
-        "than others?",
-        found=f"With {kept} of {value['prompt']:,} tokens kept in the mean, `{OURS}` with `LayerBudgets` has "
-        f"{times[OURS]} times the KL divergence that it has with equal budgets, in the same bytes; {others}. If one "
-        f"layer alone keeps a quarter, the output loses {max(quarter) / min(quarter):,.0f} times as much with the "
-        "worst layer as with the best.",
-        sure=f"This is one small model and {len(cases)} passages of books, code and generated text, each with "
-        f"{value['tokens']} of its own next tokens; intervals are 95 %, over passages. Budgets come from the "
-        "texts that ship with grace_opt, none of which is measured.",
-        tables=table(
-            ["eviction", "kept", "KL, equal", "layers", "layers and heads", "/ equal", "/ layers", "lower than equal"],
-            rows,
-            words=2,
-        ),
-        details=[
-            (
-                "How it is measured",
-                [
-                    f"`calibrate.budgets(model, tokenizer)` took {value['calibration_seconds']:.0f} s: each KV head "
-                    "in turn keeps each of five shares while the others keep all. One calibration, with "
-                    "`GraphEviction`, serves all evictions. *layers*: heads of a layer keep equally many, by the "
-                    "sum of their losses. The last 32 tokens stay in any case. The evictions:",
-                    "",
-                    *(f"- `{setting}`" for setting in value["evictions"][:: len(shares)]),
-                    "",
-                    "A decoding step with `SnapKV` and a quarter of the tokens, median of "
-                    f"{len(value['steps']['equal'])}, the caches taking turns: "
-                    + ", ".join(f"{name} {ms:.1f} ms" for name, ms in step.items())
-                    + ".",
-                ],
-            ),
-        ],
-    )
-
-
-def _draw_budgets(figure: Figure, value: dict[str, Any], equal: Any, heads: Any, shares: list[str]) -> None:
-    axes, bars = figure.subplots(1, 2)
-    places = [float(share) for share in shares]
-    for name in equal:
-        colour = _BUDGET_LOOKS.get(name, BLACK)
-        for rows, line in ((equal, "--"), (heads, "-")):
-            means = [statistics.fmean(rows[name][share]) for share in shares]
-            axes.plot(places, means, "o", color=colour, linestyle=line, label=name if line == "-" else None)
-    axes.plot([], [], color=GREY, linestyle="--", label="equal budgets")
-    kl_by_share(axes, places, "tokens kept, mean over heads")
-    for share, colour in zip(shares, (SKY, BLUE, ORANGE), strict=False):
-        kept = [[count / value["prompt"] for count in row] for row in value["divided"][share]]
-        label = f"{float(share):.0%} in the mean"
-        bars.step(range(len(kept)), [statistics.fmean(row) for row in kept], where="mid", color=colour, label=label)
-        for head in zip(*kept, strict=True):
-            bars.plot(range(len(kept)), head, ".", color=colour, markersize=4)
-    bars.set_ylim(0, 1.4)  # room for the legend
-    bars.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
-    bars.yaxis.set_major_formatter(lambda place, _: f"{place:.0%}")
-    bars.set_xlabel("layer")
-    bars.set_ylabel("tokens kept")
-    bars.legend()
+            colour, line = looks.get(name, (BLACK, "-"))
+            means, places = [*map(statistics.fmean, rows.values())], [*map(float, rows)]
+            axes.plot(places, means, "o", color=colour, linestyle=line, label=name.replace("`", ""))
+        axes.set_title(model)
+        kl_by_share(axes, places, label, legend=axes is every[0])
 
 
 def kl_by_share(axes: Axes, places: Sequence[float], label: str, *, legend: bool = True) -> None:

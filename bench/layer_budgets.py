@@ -7,8 +7,8 @@ distributions of what follows are compared with the dense cache's. Steps are tim
 Passages are two of each source of `bench.passages`, all from its second half.
 
 Each passage, and the calibration, has its own file in ``--runs``; those of other texts, weights, settings or commits
-are measured again. Writes docs/results/layer_budgets.{json,md,png}. If they are missing, the model,
-SmolLM2-135M-Instruct in 4 bits, and the texts are downloaded (`bench.material`).
+are measured again. Writes docs/results/layer_budgets.{json,md,png}. If they are missing, models and texts are
+downloaded (`bench.material`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from transformers import PreTrainedModel
 from bench.caches import Continuation
 from bench.evictions import RECENT, SHARES
 from bench.evictions_page import FAST, H2O_ALL, OURS
-from bench.evictions_page import budgets_page as page
-from bench.material import books, open_model
+from bench.layer_budgets_page import page
+from bench.material import books
 from bench.passages import later_passages, measure_passages, passage_parser
-from bench.provenance import digest, origin_of, recorded, refuse
-from bench.report import publish
+from bench.provenance import digest, origin_of, recorded
+from bench.several import publish_models
 from grace_opt.hf import (
     H2O,
     CompressedCache,
@@ -99,7 +99,7 @@ def calibrated(model: PreTrainedModel, tokenizer: Any, tokens: int) -> dict[str,
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = passage_parser("layer_budgets", __doc__)
+    parser = passage_parser("layer_budgets", __doc__, models=True)
     parser.add_argument("--calibrated", type=int, default=1152, help="first tokens of each text of the calibration")
     args = parser.parse_args(given)
     if args.prompt <= RECENT / min(SHARES) or args.tokens < 2:
@@ -108,26 +108,26 @@ def main(given: Sequence[str] | None = None) -> None:
             f"{RECENT / min(SHARES):g} tokens, of which {RECENT} stay, and at least 2 tokens after them"
         )
 
-    def measured(source: dict[str, Any]) -> dict[str, Any]:
-        model, tokenizer, name = open_model(args)
-        texts = args.text or books()
+    evictions = [repr(make(share)) for make in EVICTIONS.values() for share in SHARES]
+    settings = {"prompt": args.prompt, "tokens": args.tokens, "calibrated": args.calibrated, "evictions": evictions}
+
+    def measured(source: dict[str, Any], model: PreTrainedModel, tokenizer: Any, name: str) -> tuple[Any, Any]:
+        texts, runs, weights = args.text or books(), args.runs / name, digest(*model.parameters())
         cut = later_passages(texts, tokenizer, args.prompt + args.tokens, seed=0, room=1)[: args.passages]
-        common: dict[str, Any] = {"weights": digest(*model.parameters()), "prompt": args.prompt}
         record = recorded(
-            args.runs / "losses.json",
-            {**common, "tokens": args.calibrated},
+            runs / "losses.json",
+            {"weights": weights, "tokens": args.calibrated},
             source,
             lambda: calibrated(model, tokenizer, args.calibrated),
         )
         losses = LayerLosses(**record["losses"])
-        common["losses"] = repr(losses.losses)
-        common["settings"] = [repr(make(share)) for make in EVICTIONS.values() for share in SHARES]
+        common = {"weights": weights, "losses": repr(losses.losses), **settings}
         with attention_implementation(model, "grace_sdpa"):
             timed = recorded(
-                args.runs / "steps.json", common, source, lambda: {"ms": steps(model, cut[0].ids, args.prompt, losses)}
+                runs / "steps.json", common, source, lambda: {"ms": steps(model, cut[0].ids, args.prompt, losses)}
             )
             found, origins = measure_passages(
-                cut, args.runs, common, source, lambda passage: measure(model, passage.ids, args.prompt, losses)
+                cut, runs, common, source, lambda passage: measure(model, passage.ids, args.prompt, losses)
             )
         origins |= {what: origin_of(source, one) for what, one in (("losses", record), ("steps", timed))}
         divided = {}
@@ -137,13 +137,11 @@ def main(given: Sequence[str] | None = None) -> None:
                 budgets.tokens_of_heads(layer, args.prompt, least=RECENT + 1) for layer in losses.layers
             ]
         return {
-            "provenance": refuse(origins, args.allow_dirty),
-            **{"model": name, "weights": common["weights"], "prompt": args.prompt, "tokens": args.tokens},
-            **{"evictions": common["settings"], "passages": found, "calibration_seconds": record["seconds"]},
+            **{"passages": found, "calibration_seconds": record["seconds"], "layers": losses.layers},
             **{"losses": losses.losses, "shares": losses.shares, "divided": divided, "steps": timed["ms"]},
-        }
+        }, origins
 
-    publish(args, page, measured)
+    publish_models(args, page, settings, measured)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ of its second half are read, pruned with each mask at each ratio, and continued 
 are the next-token distributions from the dense cache's?
 
 Masks and passages have their own files in ``--runs``; those of other texts, weights, settings or commits are made
-again. Writes docs/results/learned.{json,md,png}. If they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and
-the texts are downloaded (`bench.material`).
+again. Writes docs/results/learned.{json,md,png}. If they are missing, models and texts are downloaded
+(`bench.material`).
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from operator import lt
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from bench.caches import Continuation
+from bench.evictions_page import by_name, draw_models, worst_of
 from bench.intervals import with_ends
-from bench.material import books, open_model
+from bench.material import books
 from bench.passages import later_passages, measure_passages, passage_parser, passages
-from bench.provenance import digest, origin_of, recorded, refuse
-from bench.report import BLUE, GREEN, GREY, ORANGE, Page, publish, table
+from bench.provenance import digest, origin_of, recorded
+from bench.report import BLUE, GREEN, GREY, ORANGE, Page, table
+from bench.several import publish_models
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.hf import attention_implementation, calibrate, learn_masks
-from grace_opt.sweep import Interval, mean_interval, paired_interval
+from grace_opt.sweep import mean_interval, paired_interval
 
 LEARNED, CALIBRATED = "learned (`learn_masks`)", "calibrated, MIES"
 CALIBRATED_GRACE, PROMPT = "calibrated, GRACE", "per prompt, GRACE"
@@ -113,85 +115,82 @@ def measure(
 
 def page(value: dict[str, Any]) -> Page:
     """What the page says of the numbers."""
-    cases = value["passages"]
-    ratios = list(cases[0]["kl"][LEARNED])
-    kl = {name: {ratio: [one["kl"][name][ratio] for one in cases] for ratio in ratios} for name in _LOOKS}
-    against = {
-        other: {ratio: paired_interval(kl[LEARNED][ratio], kl[other][ratio], compare="ratio") for ratio in ratios}
+    models: dict[str, Any] = value["models"]
+    kl = {label: by_name(of["passages"]) for label, of in models.items()}
+    ratios = list(next(iter(kl.values()))[LEARNED])
+    shares, several = [f"{float(ratio):.0%}" for ratio in ratios], len(models) > 1
+    pruned, counts = " / ".join(shares), sorted({str(len(of["passages"])) for of in models.values()})
+    times = {
+        other: {
+            label: [paired_interval(own[LEARNED][ratio], own[other][ratio], compare="ratio") for ratio in ratios]
+            for label, own in kl.items()
+        }
         for other in (CALIBRATED, CALIBRATED_GRACE, PROMPT)
     }
-    rows = []
-    for other, by_ratio in against.items():
-        for ratio in ratios:
-            wins = sum(a < b for a, b in zip(kl[LEARNED][ratio], kl[other][ratio], strict=True))
-            rows.append([other, f"{float(ratio):.0%}", with_ends(by_ratio[ratio], ".2f"), f"{wins} of {len(cases)}"])
-    shares = " / ".join(f"{float(ratio):.0%}" for ratio in ratios)
-    seconds = {name: [value["seconds"][f"{name}, {ratio}"] for ratio in ratios] for name in _LOOKS if name != PROMPT}
+    seconds = {
+        label: {name: statistics.fmean(of["seconds"][f"{name}, {ratio}"] for ratio in ratios) for name in MAKERS}
+        for label, of in models.items()
+    }
+    minutes = {name: _span([of[name] / 60 for of in seconds.values()]) for name in MAKERS}
+    rows, against = [], []
+    for label, own in kl.items():
+        for name, of in own.items():
+            made = f"{seconds[label][name]:.0f}" if name in MAKERS else "–"
+            rows.append([label, name, *(with_ends(mean_interval(each)) for each in of.values()), made])
+        for other, by_model in times.items():
+            found, wins = by_model[label], (str(sum(map(lt, own[LEARNED][at], own[other][at]))) for at in ratios)
+            lower = f"{' / '.join(wins)} of {found[0].n}"
+            against.append([label, other, *(with_ends(each, ".2f") for each in found), lower])
+    worst, said, others = worst_of(times[CALIBRATED])
+    worst_prompt, said_prompt, _ = worst_of(times[PROMPT])
     return Page(
         title="Learned masks",
         picture="KL divergence from the dense cache's next-token distributions by share of channels pruned, for "
-        "learned and calibrated masks and for channels chosen per prompt",
-        headline=f"Learned masks have {_times(list(against[CALIBRATED].values()))} the KL of calibrated ones, with "
-        f"{shares} of the channels pruned",
-        draw=lambda figure: _draw(figure, kl, ratios),
-        asked=f"How close to the dense cache does {value['model']} stay with static masks that are learned, beside "
-        "calibrated ones, and beside channels chosen for each prompt?",
-        found=f"With {shares} of the channels pruned, learned masks have "
-        f"{_times(list(against[CALIBRATED].values()))} the KL divergence of calibrated ones (MIES), and "
-        f"{_times(list(against[PROMPT].values()))} that of channels chosen per prompt by GRACE. Learning takes "
-        f"{statistics.fmean(seconds[LEARNED]) / 60:.1f} minutes for each ratio, calibrating "
-        f"{statistics.fmean(seconds[CALIBRATED]) / 60:.1f}.",
-        sure=f"This is one small model and {len(cases)} passages of books, code and generated text, each with "
-        f"{value['tokens']} of its own next tokens; intervals are 95 %, over passages. Masks come from other passages "
-        "of the same sources: on other kinds of text they may be worse.",
+        "learned and calibrated masks and for channels chosen per prompt, a panel per model",
+        headline=f"Learned masks have {said} times the KL of calibrated ones, with {pruned} of the channels pruned"
+        + f" ({worst}, the worst of {len(models)} models)" * several,
+        draw=lambda figure: draw_models(figure, kl, _LOOKS, "channels pruned"),
+        asked="How close to the dense cache does a model stay with static masks that are learned, beside calibrated "
+        "ones, and beside channels chosen for each prompt?",
+        found=f"With {pruned} of the channels pruned, learned masks have {said} times the KL divergence of calibrated "
+        f"ones (MIES) on {worst}{f', where they do worst ({others})' if others else ''}. "
+        f"{'At worst, on' if several else 'On'} {worst_prompt}, they have {said_prompt} times that of channels "
+        f"chosen per prompt by GRACE. Learning takes {minutes[LEARNED]} minutes for each ratio, calibrating "
+        f"{minutes[CALIBRATED]}.",
+        sure=f"Measured on {len(models)} small model{'s' * several} and {' or '.join(counts)} passages of books, code "
+        f"and generated text{' each' * several}, with {value['tokens']} of their own next tokens; intervals are 95 %, "
+        "over passages. Masks come from other passages of the same sources: on other kinds of text they may be worse.",
         tables=[
-            *table(
-                ["channels", *(f"KL, {float(ratio):.0%} pruned" for ratio in ratios), "seconds to make"],
-                [
-                    [
-                        name,
-                        *(with_ends(mean_interval(kl[name][ratio])) for ratio in ratios),
-                        f"{statistics.fmean(seconds[name]):.0f}" if name in seconds else "–",
-                    ]
-                    for name in _LOOKS
-                ],
-            ),
+            *table(["model", "channels", *(f"KL, {each} pruned" for each in shares), "seconds to make"], rows, 2),
             "",
-            *table(["learned beside", "pruned", "KL, ratio to it", "passages where lower"], rows),
+            *table(
+                ["model", "learned beside", *(f"KL, ratio to it, {each}" for each in shares), "passages where lower"],
+                against,
+                2,
+            ),
         ],
         details=[
             (
                 "How it is measured",
                 [
                     f"A prompt of {value['prompt']:,} tokens is read, its keys are pruned but for the last 32, and "
-                    f"{value['tokens']} tokens are fed. Masks are made from {value['learned_on']:,} tokens of "
-                    f"{value['sources']} passages, one from the first half of each source; prompts are from the "
-                    f"second halves. Learning takes {' and '.join(map(str, value['steps']))} steps in each layer. "
-                    "Every head keeps the same number of channels in all rows.",
+                    f"{value['tokens']} tokens are fed. Masks are made from {value['learn']:,} tokens of the first "
+                    "half of each source; prompts are from the second halves. Learning takes "
+                    f"{' and '.join(map(str, value['steps']))} steps in each layer. Every head keeps the same number "
+                    "of channels in all rows.",
                 ],
             ),
         ],
     )
 
 
-def _times(found: list[Interval]) -> str:
-    return " / ".join(f"{each.estimate:.2f}" for each in found) + " times"
-
-
-def _draw(figure: Figure, kl: dict[str, dict[str, list[float]]], ratios: list[str]) -> None:
-    axes, places = figure.subplots(), [float(ratio) for ratio in ratios]
-    for name, (colour, line) in _LOOKS.items():
-        means = [statistics.fmean(kl[name][ratio]) for ratio in ratios]
-        axes.plot(places, means, "o", color=colour, linestyle=line, label=name.replace("`", ""))
-    axes.set_yscale("log")
-    axes.set_xticks(places, [f"{place:.0%}" for place in places])
-    axes.set_xlabel("channels pruned")
-    axes.set_ylabel("KL, nats")
-    axes.legend()
+def _span(numbers: Sequence[float]) -> str:
+    low, high = (f"{each(numbers):.1f}" for each in (min, max))
+    return low if low == high else f"{low} to {high}"
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = passage_parser("learned", __doc__)
+    parser = passage_parser("learned", __doc__, models=True)
     parser.add_argument("--learn", type=int, default=1536, help="tokens of each source to learn from (%(default)s)")
     parser.add_argument("--steps", type=int, nargs=2, default=(200, 60), help="steps of both stages (default 200 60)")
     args = parser.parse_args(given)
@@ -200,30 +199,26 @@ def main(given: Sequence[str] | None = None) -> None:
             f"--prompt {args.prompt} --tokens {args.tokens} --learn {args.learn}: give prompts of at least 64 tokens, "
             "2 tokens after them, and 128 of each source to learn from"
         )
+    settings = {"learn": args.learn, "steps": args.steps, "prompt": args.prompt, "tokens": args.tokens}
 
-    def measured(source: dict[str, Any]) -> dict[str, Any]:
-        model, tokenizer, name = open_model(args)
-        texts = args.text or books()
+    def measured(source: dict[str, Any], model: PreTrainedModel, tokenizer: Any, name: str) -> tuple[Any, Any]:
+        texts, runs = args.text or books(), args.runs / name
         learned_on = [each.ids for each in passages(texts, tokenizer, args.learn) if each.half == "A"]
         cut = later_passages(texts, tokenizer, args.prompt + args.tokens)[: args.passages]
         common = {"weights": digest(*model.parameters()), "learned_on": digest(*learned_on)}
         with attention_implementation(model, "grace_sdpa"):
-            masks, records = made(model, learned_on, tuple(args.steps), args.runs, common, source)
-            settings = {**common, "steps": list(args.steps), "prompt": args.prompt}
+            masks, records = made(model, learned_on, tuple(args.steps), runs, common, source)
             found, origins = measure_passages(
-                cut, args.runs, settings, source, lambda passage: measure(model, passage.ids, args.prompt, masks)
+                cut,
+                runs,
+                {**common, **settings},
+                source,
+                lambda passage: measure(model, passage.ids, args.prompt, masks),
             )
         origins |= {what: origin_of(source, record) for what, record in records.items()}
-        return {
-            "provenance": refuse(origins, args.allow_dirty),
-            **{"model": name, "weights": common["weights"]},
-            **{"learned_on": sum(ids.shape[1] for ids in learned_on), "sources": len(learned_on)},
-            **{"steps": list(args.steps), "prompt": args.prompt, "tokens": args.tokens},
-            "seconds": {what: record["seconds"] for what, record in records.items()},
-            "passages": found,
-        }
+        return {"seconds": {what: record["seconds"] for what, record in records.items()}, "passages": found}, origins
 
-    publish(args, page, measured)
+    publish_models(args, page, settings, measured)
 
 
 if __name__ == "__main__":

@@ -50,34 +50,31 @@ def publish_models(
         return
     require_texts(args.text)
     source = require_clean(args.allow_dirty)
-    others, text = _others(args, settings), ""
+    models, text = _before(args, settings), ""
     for model, tokenizer, name in open_models(args):
         found, origins = measure(source, model, tokenizer, name)
-        others[name] = {
+        models[name] = {
             "provenance": refuse(origins or {"this run": source}, args.allow_dirty),
             "weights": digest(*model.parameters()),
             **found,
         }
-        order = sorted(others, key=lambda each: [*MODELS, each].index(each))
-        value = {**settings, "models": {each: others[each] for each in order}}
+        order = sorted(models, key=lambda each: [*MODELS, each].index(each))
+        value = {**settings, "models": {each: models[each] for each in order}}
         text = write_results(args.out, value, page, allow_dirty=args.allow_dirty)
     print(text)
 
 
-def _others(args: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the models that stay on the page."""
+def _before(args: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the models of the page as it is; none if all that it has are measured now, with other settings."""
     if not args.out.with_name(args.out.name + ".json").exists():
         return {}
-    value = read_results(args.out)
-    kept: dict[str, dict[str, Any]] = {
-        name: of for name, of in value.pop("models").items() if name not in map(label_of, args.model)
-    }
-    asked = json.loads(json.dumps(dict(settings)))
+    value, asked = read_results(args.out), json.loads(json.dumps(dict(settings)))
+    before: dict[str, dict[str, Any]] = value.pop("models")
     different = [name for name in asked if value.get(name) != asked[name]]
-    if kept and different:
+    if different and (others := [name for name in before if name not in map(label_of, args.model)]):
         raise SystemExit(
-            f"{args.out.name} has {', '.join(kept)}, measured with other settings: {different[0]} was "
+            f"{args.out.name} has {', '.join(others)}, measured with other settings: {different[0]} was "
             f"{value.get(different[0])!r} and is {asked[different[0]]!r}; measure these models too, or name another "
             "--out"
         )
-    return kept
+    return {} if different else before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -42,22 +43,32 @@ def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypa
     monkeypatch.setattr(provenance, "is_clean", lambda source: True)
     text = start("--passages", "2")
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())
-    assert [one["name"] for one in value["passages"]] == ["Rivers", "Rivers"]
-    for one in value["passages"]:
+    (of,) = value["models"].values()
+    assert [one["name"] for one in of["passages"]] == ["Rivers", "Rivers"]
+    for one in of["passages"]:
         assert set(one["kl"]) == {"GraphEviction", "SnapKV"}
         assert all(0 < kl < 20 for row in one["kl"].values() for three in row.values() for kl in three)
-    for share, counts in value["divided"].items():
+    for share, counts in of["divided"].items():
         heads = [count for row in counts for count in row]
         assert len(heads) == 6
         assert sum(heads) <= 6 * 140 * float(share)
         assert len({*heads}) > 1
-    assert value["calibration_seconds"] > 0
-    assert {len(times) for times in value["steps"].values()} == {3}
-    assert "| GraphEviction | 50% |" in text
+    assert (of["calibration_seconds"] > 0, of["layers"]) == (True, [0, 1, 2])
+    assert {len(times) for times in of["steps"].values()} == {3}
+    assert "| eviction | kept | pocket |" in text
+    assert "| pocket | GraphEviction | 50% |" in text
     monkeypatch.setattr(layer_budgets, "measure", lambda *rest: pytest.fail("measured again"))
     monkeypatch.setattr(calibrate, "budgets", lambda *rest: pytest.fail("measured again"))
     monkeypatch.setattr(layer_budgets, "steps", lambda *rest: pytest.fail("measured again"))
-    start("--passages", "2")
+    assert start("--passages", "2") == text
+    for folder, other in (
+        (POCKET_FOLDER, tmp_path / "other"),
+        (tmp_path / "runs" / "pocket", tmp_path / "runs" / "other"),
+    ):
+        shutil.copytree(folder, other)  # the same weights, whose records are those of the first
+    text = start("--passages", "2", "--model", str(tmp_path / "other"))
+    assert "| eviction | kept | pocket | other |" in text
+    assert "on 2 small models" in text
 
 
 def test_what_cannot_be_measured_says_why(start, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,15 +37,24 @@ def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypa
     monkeypatch.setattr(provenance, "is_clean", lambda source: True)
     text = start("--passages", "2")
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())
-    assert [one["name"] for one in value["passages"]] == ["Rivers", "Rivers"]
-    for one in value["passages"]:
+    (of,) = value["models"].values()
+    assert [one["name"] for one in of["passages"]] == ["Rivers", "Rivers"]
+    for one in of["passages"]:
         assert list(one["kl"]) == [*learned.MAKERS, PROMPT]
         assert all(0 < kl < 20 for row in one["kl"].values() for kl in row.values())
-    assert set(value["seconds"]) == {f"{name}, {ratio:g}" for name in learned.MAKERS for ratio in learned.RATIOS}
-    assert all(f"| {name} |" in text for name in (LEARNED, CALIBRATED, PROMPT))
+    assert set(of["seconds"]) == {f"{name}, {ratio:g}" for name in learned.MAKERS for ratio in learned.RATIOS}
+    assert all(f"| pocket | {name} |" in text for name in (LEARNED, CALIBRATED, PROMPT))
     monkeypatch.setattr(learned, "measure", lambda *rest: pytest.fail("measured again"))
     monkeypatch.setattr(learned, "learn_masks", lambda *rest, **given: pytest.fail("learned again"))
     assert start("--passages", "2") == text
+    for folder, other in (
+        (POCKET_FOLDER, tmp_path / "other"),
+        (tmp_path / "runs" / "pocket", tmp_path / "runs" / "other"),
+    ):
+        shutil.copytree(folder, other)  # the same weights, whose records are those of the first
+    text = start("--passages", "2", "--model", str(tmp_path / "other"))
+    assert all(f"| {name} | {LEARNED} |" in text for name in ("pocket", "other"))
+    assert "on 2 small models" in text
 
 
 def test_what_is_reported_is_no_text_that_was_learned_from(books: list[Path], books_alone: None) -> None:
