@@ -204,7 +204,7 @@ def test_a_model_is_measured_alone_and_the_others_stay(tmp_path: Path, monkeypat
     with pytest.raises(AssertionError, match="stopped"):
         run("7654322", "smollm2-135m", "own", stop_at="own")
     value = report.read_results(out)
-    assert [of["provenance"]["commit"] for of in value["models"].values()] == ["7654322", "1234567"]
+    assert [of["provenance"]["commit"] for of in value["models"].values()] == ["7654322", "1234567", "1234567"]
     assert run("7654321", "smollm2-135m", "gemma3-270m", "own", tokens=9).count("commit 7654321") == 1
     with pytest.raises(MixedError):
         run("7654321+", "own", tokens=9)
