@@ -8,20 +8,18 @@ all tokens before them.
 Later tokens read a compressed cache, so their own keys and values are not those of the dense one: the error is passed
 on. To tell that from the error of coding, another run codes the dense cache's keys and values in place of its own.
 
-Each text has its own file in ``--runs``; files of other texts, weights, settings or commits are measured again. Writes
-docs/results/growth.{json,md,png}. If they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and the texts are
-downloaded (`bench.material`).
+Each text of a model has its own file in ``--runs``; those of other texts, weights, settings or commits are measured
+again. Writes docs/results/growth.{json,md,png}. If they are missing, models and texts are downloaded
+(`bench.material`).
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
@@ -29,18 +27,17 @@ from transformers.cache_utils import DynamicCache
 from bench.bits import REFERENCES
 from bench.caches import SINKS, calibrated
 from bench.caches import WINDOW as RECENT
-from bench.material import books, open_model, read_text
+from bench.growth_page import BITS, STEP, WINDOW, page
+from bench.material import books, read_text
 from bench.passages import beginning, passage_at
-from bench.provenance import digest, origin_of, recorded, refuse
-from bench.report import BLACK, BLUE, GREEN, ORANGE, Page, parser_of, publish, table
+from bench.provenance import digest, origin_of, recorded
+from bench.report import parser_of
+from bench.several import publish_models
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import CompressedCache, attention_implementation
 
-#: Bits that are asked for, number of tokens of a prompt that is continued, of those fed in one step, and of those of
-#: which a mean is reported.
-BITS, PROMPT, STEP, WINDOW = 2.25, 1024, 32, 256
-#: Windows to a line of the table.
-LINE = 4
+#: Number of tokens of a prompt that is continued.
+PROMPT = 1024
 #: Runs of the model for each text.
 RUNS = 8
 
@@ -84,140 +81,43 @@ def measure_growth(
         prompt; ``trellis``, a dict of these with a trellis; ``int4``, each window's KL of int4.
     """
 
-    def fed(cache: Any, start: int) -> tuple[Tensor, list[float]]:
+    def fed(cache: Any, start: int) -> Iterator[Tensor]:
         model(ids[:, :start], past_key_values=cache, logits_to_keep=1)
-        found, bits = [], []
-        for first in range(start, ids.shape[1], STEP):
-            logits = model(ids[:, first : first + STEP], past_key_values=cache).logits[0]
-            found.append(logits.float().log_softmax(-1).half())  # all in float32 would take gigabytes
-            if isinstance(cache, CompressedCache) and (first + STEP - start) % WINDOW == 0:
-                bits.append(cache.memory_report().bits or 0.0)
+        for window in ids[:, start:].split(WINDOW, 1):
+            logits = (model(part, past_key_values=cache).logits[0] for part in window.split(STEP, 1))
+            # All in float32 would take gigabytes.
+            yield torch.cat([each.float().log_softmax(-1).half() for each in logits])
         advance()
-        return torch.cat(found), bits
 
-    def divergence(dense: Tensor, other: Tensor) -> list[float]:
-        pairs = zip(dense.split(WINDOW), other.split(WINDOW), strict=True)
-        return [float((one.float().exp() * (one.float() - two.float())).sum(-1).mean()) for one, two in pairs]
+    def divergence(one: Tensor, two: Tensor) -> float:
+        return float((one.float().exp() * (one.float() - two.float())).sum(-1).mean())
 
-    whole = DynamicCache(config=model.config)
-    dense, _ = fed(whole, prompt)
+    def divergences(found: Iterable[Tensor]) -> list[float]:
+        return [divergence(one, two) for one, two in zip(dense, found, strict=True)]
+
+    whole = DynamicCache()  # whose sliding layers keep every token
+    dense = list(fed(whole, prompt))
 
     def coded(**changes: Any) -> dict[str, Any]:
-        own = {**settings, **changes}
-        grown, bits = fed(CompressedCache(model, **own), prompt)
-        cache = _ExactCache(model, **own)
-        cache.exact = whole
-        exact, _ = fed(cache, prompt)
-        late, _ = fed(CompressedCache(model, **own), ids.shape[1] - WINDOW)
-        once = divergence(dense[-WINDOW:], late)[0]
-        return {"kl": divergence(dense, grown), "bits": bits, "exact": divergence(dense, exact), "at_once": once}
+        own, kl, bits = {**settings, **changes}, [], []
+        cache = CompressedCache(model, **own)
+        for one, two in zip(dense, fed(cache, prompt), strict=True):
+            kl.append(divergence(one, two))
+            bits.append(cache.memory_report().bits or 0.0)
+        exact = _ExactCache(model, **own)
+        exact.exact = whole
+        (late,) = fed(CompressedCache(model, **own), ids.shape[1] - WINDOW)
+        return {
+            "kl": kl,
+            "bits": bits,
+            "exact": divergences(fed(exact, prompt)),
+            "at_once": divergence(dense[-1], late),
+        }
 
     plain, joint = coded(trellis=False), coded()
     windows = {"recent_window": RECENT, "sink_tokens": SINKS, "tail_block": 64}
-    grown, _ = fed(CompressedCache(model, **REFERENCES["int4"], **windows), prompt)
-    return {**plain, "trellis": joint, "int4": divergence(dense, grown)}
-
-
-def _ends(texts: list[dict[str, Any]]) -> tuple[float, ...]:
-    """Means over texts: the KL of the first tokens, of the last, and of these after a prompt with all before them."""
-    found = [(one["kl"][0], one["kl"][-1], one["at_once"]) for one in texts]
-    return tuple(statistics.fmean(each) for each in zip(*found, strict=True))
-
-
-def page(value: dict[str, Any]) -> Page:
-    """What the page says of the numbers."""
-    texts, count = value["texts"], len(value["texts"][0]["kl"])
-    joint = [one["trellis"] for one in texts]
-    (first, last, once), ends = _ends(joint), _ends(texts)
-    int4 = statistics.fmean(one["int4"][-1] for one in texts)
-    bits = [each for one in texts for each in one["bits"]]
-    rows = []
-    for start in range(0, count, LINE):
-        stop = min(start + LINE, count)
-        every = [
-            (joint, "kl"),
-            (joint, "exact"),
-            (texts, "kl"),
-            (texts, "exact"),
-            (texts, "int4"),
-            (texts, "bits"),
-        ]
-        parts = [[x for one in those for x in one[name][start:stop]] for those, name in every]
-        means = [f"{statistics.fmean(part):.4f}" for part in parts[:-1]]
-        range_of_bits = f"{min(parts[-1]):.2f} to {max(parts[-1]):.2f}"
-        rows.append([f"{start * WINDOW:,} to {stop * WINDOW:,}", *means, range_of_bits])
-    own = [
-        [
-            one["name"] + ", `trellis=False`" * (own is one),
-            *(f"{x:.4f}" for x in (own["kl"][0], own["kl"][-1], own["exact"][-1], one["int4"][-1], own["at_once"])),
-        ]
-        for one in texts
-        for own in (one["trellis"], one)
-    ]
-    return Page(
-        title="A long generation",
-        picture="KL divergence from the dense cache's next-token distributions by tokens after the prompt, on a "
-        "logarithmic scale: as generated, of coding alone, int4, and with all tokens as the prompt",
-        headline=f"{count * WINDOW:,} tokens later, bits={BITS:g} has a KL of {last:.4f}, int4 one of {int4:.4f}",
-        draw=lambda figure: _draw(figure, value),
-        asked=f"What becomes of `bits={BITS:g}` while {count * WINDOW:,} tokens come after a prompt of "
-        f"{value['prompt']:,}, on {value['model']}?",
-        found=f"KL grows from {first:.4f} in the first {WINDOW} tokens to {last:.4f} in the last (int4: {int4:.4f}). "
-        f"After a prompt that has all but these, it is {once:.4f}. With `trellis=False`: {ends[0]:.4f}, {ends[1]:.4f} "
-        f"and {ends[2]:.4f}. With tokens that wait for their classes, the bits are {min(bits):.2f} to {max(bits):.2f}.",
-        sure=f"This is one small model and {len(texts)} texts, whose own tokens are fed; errors are passed on as in a "
-        "generation, but not by other tokens.",
-        tables=[
-            *table(
-                [
-                    "tokens after the prompt",
-                    *("KL", "of coding alone", "KL, `trellis=False`", "of coding alone, `trellis=False`"),
-                    *("int4", "bits"),
-                ],
-                rows,
-            ),
-            "",
-            *table(
-                ["text", f"KL, first {WINDOW}", f"last {WINDOW}", "of coding alone", "int4", "all but these as prompt"],
-                own,
-            ),
-        ],
-        details=[
-            (
-                "How it is measured",
-                [
-                    f"Tokens are fed in steps of {STEP}; int4 codes them in blocks of 64. Later tokens read the "
-                    "compressed cache, so their own keys and values differ from the dense cache's, and errors are "
-                    "passed on; *of coding alone* is the KL of a cache that codes the dense cache's keys and values. "
-                    "Newer tokens wait in more bits, fewer than 1,024 of them, until the oldest are coded: *bits* "
-                    "counts them."
-                ],
-            )
-        ],
-    )
-
-
-def _draw(figure: Figure, value: dict[str, Any]) -> None:
-    axes, texts = figure.subplots(), value["texts"]
-    places = [(number + 0.5) * WINDOW for number in range(len(texts[0]["kl"]))]
-    joint = [one["trellis"] for one in texts]
-    drawn = (
-        (joint, "kl", f"bits={BITS:g}", BLUE, "-"),
-        (joint, "exact", "of coding alone", BLUE, "--"),
-        (texts, "int4", "int4", ORANGE, "-"),
-        (texts, "kl", f"bits={BITS:g}, trellis=False", GREEN, "-"),
-    )
-    for those, name, label, colour, line in drawn:
-        for one in those:
-            axes.plot(places, one[name], color=colour, linestyle=line, linewidth=0.6, alpha=0.5)
-        means = [statistics.fmean(each) for each in zip(*(one[name] for one in those), strict=True)]
-        axes.plot(places, means, color=colour, linestyle=line, linewidth=2, label=label)
-    once = statistics.fmean(one["at_once"] for one in joint)
-    axes.plot(places[-1:], [once], "o", color=BLACK, label=f"bits={BITS:g}, all as the prompt")
-    axes.set_yscale("log")
-    axes.set_xlabel(f"tokens after a prompt of {value['prompt']:,}")
-    axes.set_ylabel(f"KL, nats (means of {WINDOW})")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+    int4 = CompressedCache(model, **REFERENCES["int4"], **windows)
+    return {**plain, "trellis": joint, "int4": divergences(fed(int4, prompt))}
 
 
 def of_texts(paths: Sequence[Path], tokenizer: Any, tokens: int) -> list[tuple[str, Tensor]]:
@@ -234,25 +134,23 @@ def of_texts(paths: Sequence[Path], tokenizer: Any, tokens: int) -> list[tuple[s
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = parser_of("growth", __doc__, model=True)
+    parser = parser_of("growth", __doc__, models=True)
     parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens of the prompt (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens after it (default %(default)s)")
     args = parser.parse_args(given)
     if args.tokens < WINDOW or args.tokens % WINDOW:
         raise SystemExit(f"--tokens {args.tokens}: give a multiple of {WINDOW}")
 
-    def measured(source: dict[str, Any]) -> dict[str, Any]:
-        model, tokenizer, label = open_model(args)
+    def measured(source: dict[str, Any], model: PreTrainedModel, tokenizer: Any, label: str) -> tuple[Any, Any]:
         context = model.config.max_position_embeddings
         if not 0 < args.prompt <= context - args.tokens:
-            raise SystemExit(f"--prompt {args.prompt} --tokens {args.tokens}: this model's context has {context}")
+            raise SystemExit(f"--prompt {args.prompt} --tokens {args.tokens}: the context of {label} has {context}")
         texts = of_texts(args.text or books()[:2], tokenizer, args.prompt + args.tokens)
-        file = args.runs / "basis.safetensors"
+        file = args.runs / label / "basis.safetensors"
         basis, _ = calibrated(model, tokenizer, file, source)
         settings = {"bits": BITS, "recent_window": RECENT, "sink_tokens": SINKS}
-        weights = digest(*model.parameters())
-        common = {"weights": weights, "basis": digest(*basis.key_rates.values()), **settings, "prompt": args.prompt}
-        found, sources = [], {}
+        about = {"weights": digest(*model.parameters()), "basis": digest(*basis.key_rates.values())}
+        found, origins = [], {}
         with attention_implementation(model, "grace_sdpa"), progress_bar(None, RUNS * len(texts)) as show:
             for number, (name, ids) in enumerate(texts):
                 done = iter(range(RUNS * number + 1, RUNS * len(texts) + 1))
@@ -262,15 +160,17 @@ def main(given: Sequence[str] | None = None) -> None:
                     rows = measure_growth(model, ids, own, args.prompt, lambda: show(name, next(done)))
                     return {"rows": rows}
 
-                record = recorded(args.runs / f"text_{number}.json", {**common, "ids": digest(ids)}, source, grown)
+                record = recorded(
+                    args.runs / label / f"text_{number}.json",
+                    {**about, **settings, "prompt": args.prompt, "ids": digest(ids)},
+                    source,
+                    grown,
+                )
                 found.append({"name": name, **record["rows"]})
-                sources[name] = origin_of(source, record)
-        return {
-            "provenance": refuse(sources, args.allow_dirty),
-            **{"model": label, "weights": weights, "prompt": args.prompt, "texts": found},
-        }
+                origins[name] = origin_of(source, record)
+        return {"texts": found}, origins
 
-    publish(args, page, measured)
+    publish_models(args, page, {"prompt": args.prompt, "tokens": args.tokens}, measured)
 
 
 if __name__ == "__main__":
