@@ -23,32 +23,35 @@ def with_ends(found: Interval, form: str = ".4f") -> str:
     return f"{found.estimate:{form}} {small(f'[{found.low:{form}}, {found.high:{form}}]')}"
 
 
-def hidden_words(cases: Sequence[Mapping[str, Any]], names: Sequence[str], title: Callable[[str], str]) -> list[str]:
-    """Return hits and likelihood of hidden words, a row for each name.
+def hidden_words(
+    models: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str], title: Callable[[str], str]
+) -> list[str]:
+    """Return hits and likelihood of hidden words, a row for each name and two columns for each model.
 
     Parameters
     ----------
-    cases : sequence of mapping
-        Each has ``tokens`` and, for every name, ``rows`` with "exact", "nll" and perhaps "bits".
+    models : mapping
+        Cases of each model. Each has ``tokens`` and, for `DENSE` and some names, ``rows`` with "exact" and "nll".
     names : sequence of str
     title : callable
     """
-    rows, found = [], [case["rows"] for case in cases]
-    counted = any("bits" in case[name] for case in found for name in names)
+    rows = []
     for name in names:
-        hits = sum(case[name]["exact"] for case in found)
-        kept = sum(case[name]["exact"] and case[DENSE]["exact"] for case in found)
-        nll = statistics.fmean(case[name]["nll"] for case in found)
-        over, bits = "–", "16"
-        if name != DENSE:
-            over = with_ends(mean_interval([case[name]["nll"] - case[DENSE]["nll"] for case in found]), "+.3f")
-            bits = f"{statistics.fmean(case[name]['bits'] for case in found):.2f}" if counted else ""
-        rows.append([title(name), *[bits] * counted, f"{hits} of {len(found)}", f"{kept}", f"{nll:.3f}", over])
-    tokens = statistics.fmean(case["tokens"] for case in cases)
+        row = [title(name)]
+        for cases in models.values():
+            found = [case["rows"] for case in cases if name in case["rows"]]
+            over = [case[name]["nll"] - case[DENSE]["nll"] for case in found]
+            row.append(f"{sum(case[name]['exact'] for case in found)} of {len(found)}" if found else "–")
+            row.append(with_ends(mean_interval(over), "+.3f") if found and name != DENSE else "–")
+        rows.append(row)
+    none = [label for label, cases in models.items() if not any(case["rows"][DENSE]["exact"] for case in cases)]
+    tokens = statistics.fmean(case["tokens"] for cases in models.values() for case in cases)
     return [
         f"**Hidden words**: a word hidden in a text of {tokens:,.0f} tokens (mean), asked for after the cache was "
         "compressed. *Hits*: every token of the answer is the likeliest. *NLL*: sum over the answer's tokens, nats, "
-        "mean over cases; difference to dense with its 95 % interval.",
+        "mean over cases; difference to dense with its 95 % interval."
+        + f" The dense cache of {' and that of '.join(none)} hits none."
+        * bool(none),
         "",
-        *table(["cache", *["bits"] * counted, "hits", "of dense's hits", "NLL", "over dense"], rows),
+        *table(["cache", *(f"{label}: {what}" for label in models for what in ("hits", "NLL over dense"))], rows),
     ]

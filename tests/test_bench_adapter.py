@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import pytest
 
 pytest.importorskip("transformers")
 
+import torch
+from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 from bench import provenance, real_model, real_model_page
+from grace_opt.hf import attention_implementation
 from grace_opt.hf.models import POCKET_FOLDER
 from grace_opt.hf.tools.needle import filler
 
@@ -55,31 +59,58 @@ def test_real_model_writes_a_table_and_goes_on(start, tmp_path: Path, monkeypatc
     monkeypatch.setattr(real_model, "measure", counting)
     monkeypatch.setattr(real_model, "RATIOS", (0.5,))
     monkeypatch.setattr(provenance, "is_clean", lambda source: True)
+    other = tmp_path / "other"
+    shutil.copytree(POCKET_FOLDER, other)
+    start("--model", str(other))
     start()
-    assert len(measured) == 2
+    assert len(measured) == 4
     text, value = ((tmp_path / "results" / f"pocket{suffix}") for suffix in (".md", ".json"))
     before = text.read_text(), json.loads(value.read_text())
     assert "A. Nobody: On Rivers" in before[0]
     assert str(tmp_path) not in before[0] + value.read_text()
-    assert before[0].count("| GRACE − THINK |") == len(real_model.RATIOS)
-    for record in before[1]["by prompt"]:
-        assert all(cell["kl"] >= 0 and 0 <= cell["prefix"] <= 4 for cell in record["pruned"])
-        assert all(cell["key_bytes"] < record["dense"]["key_bytes"] for cell in record["pruned"])
+    models = before[1]["models"]
+    assert set(models) == {POCKET_FOLDER.name, "other"}
+    assert models["other"]["rows"] == models[POCKET_FOLDER.name]["rows"]  # the same weights
+    for label, of in models.items():
+        assert before[0].count(f"| {label} | GRACE − THINK |") == len(real_model.RATIOS)
+        assert of["head_dim"] == 64
+        for record in of["by prompt"]:
+            assert all(cell["kl"] >= 0 and 0 <= cell["prefix"] <= 4 for cell in record["pruned"])
+            assert all(cell["key_bytes"] < record["dense"]["key_bytes"] for cell in record["pruned"])
+    (grace,) = (row["kl"] for row in of["rows"] if row["method"] == "GRACE")
+    (think,) = (row["kl"] for row in of["rows"] if row["method"] == "THINK")
+    assert f"GRACE has {grace / think:.2f} times the KL divergence of THINK at λ = 0.5 on " in before[0]
+    assert "on all 2 models" in before[0]
 
-    first, second = sorted((tmp_path / "runs").iterdir())
+    first, second = sorted((tmp_path / "runs" / POCKET_FOLDER.name).iterdir())
     untouched = first.stat().st_mtime_ns
     second.unlink()
     start()
-    assert len(measured) == 3
+    assert len(measured) == 5
     assert first.stat().st_mtime_ns == untouched
-    after = json.loads(value.read_text())
-    assert [after[part] for part in ("dense", "rows")] == [before[1][part] for part in ("dense", "rows")]
+    assert json.loads(value.read_text())["models"] == models
 
     second.write_text(second.read_text()[:100])  # cut short: measured again
     start()
-    assert len(measured) == 4
-    start("--new-tokens", "3")  # other settings: nothing of before counts
     assert len(measured) == 6
+    with pytest.raises(SystemExit, match="new_tokens was 4 and is 3"):  # and the other model would stay on the page
+        start("--new-tokens", "3")
+    value.unlink()
+    start("--new-tokens", "3")  # other settings: nothing of before counts
+    assert len(measured) == 8
+
+
+def test_layers_of_sliding_windows_count_in_every_cache() -> None:
+    sizes = {"vocab_size": 9, "hidden_size": 32, "intermediate_size": 32, "head_dim": 64, "sliding_window": 16}
+    heads = {"num_hidden_layers": 6, "num_attention_heads": 1, "num_key_value_heads": 1}
+    model = AutoModelForCausalLM.from_config(Gemma3TextConfig(**sizes, **heads)).eval()
+    with attention_implementation(model, "grace_sdpa"):
+        found = real_model.measure(model, torch.arange(100)[None] % 9, 2, lambda step: None)
+    dense = found["dense"]
+    assert dense["total_bytes"] == 2 * dense["key_bytes"] == 2 * 4 * 64 * (99 + 5 * 15)
+    for cell in found["pruned"]:
+        assert cell["key_bytes"] < dense["key_bytes"]
+        assert cell["total_bytes"] - cell["key_bytes"] == dense["total_bytes"] - dense["key_bytes"]
 
 
 def test_real_model_names_what_is_missing(start, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -15,11 +16,12 @@ pytest.importorskip("matplotlib")
 
 import torch
 from torch import Tensor
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from bench import provenance
+from bench import provenance, report, several
 from bench.arena import __main__ as arena
 from bench.arena import numbers, run, tables
-from bench.arena.contenders import ABLATED, OURS, Subject, checked_bits, contenders, of_method
+from bench.arena.contenders import ABLATED, OURS, Subject, checked_bits, contenders, of_method, refused
 from bench.arena.measure import Arena
 from bench.arena.page import SHOWN, page
 from bench.arena.prompt import Prompt
@@ -193,10 +195,35 @@ def test_a_method_is_counted_as_it_states_and_read_back(read: tuple[Subject, Pro
     assert bits.mean_bits == pytest.approx((4 * 100 + 16 * 150) / 400)
 
 
+def test_layers_that_slide_stay_dense_whatever_the_method() -> None:
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        **{"vocab_size": 99, "hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 4},
+        **{"num_hidden_layers": 3, "num_key_value_heads": 1, "sliding_window": 64, "max_position_embeddings": 512},
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    )
+    model = Gemma3ForCausalLM(config).eval()
+    prompt = Prompt(model, torch.randint(99, (1, 200)))
+    assert [layer.index for layer in prompt.layers] == [1]
+    cache, bits = of_method(PEERS[0]).make(Subject(model, None, None), prompt)
+    for index, (one, dense) in enumerate(zip(cache.layers, prompt.dense().layers, strict=True)):
+        assert one.keys.shape == dense.keys.shape
+        assert torch.equal(one.keys, dense.keys) == torch.equal(one.values, dense.values) == (index != 1)
+    assert bits.bits == 8
+    assert bits.share == pytest.approx((200 / 2 + 2 * 63) / (200 + 2 * 63))
+    with attention_implementation(model, "grace_sdpa"), torch.no_grad():
+        ours = contenders([])["int4"].make(Subject(model, None, None), prompt)[1]
+    assert ours.share == pytest.approx(((200 - 36) * ours.bits / 16 + 36 + 2 * 63) / (200 + 2 * 63), rel=0.01)
+    assert list(refused(model)) == ["transformers-4"]
+    with pytest.raises(ValueError, match="only full attention"):
+        contenders([])["transformers-4"].make(Subject(model, None, None), prompt)
+    assert refused(load_pocket()[0]) == {}
+
+
 def test_what_is_no_compression_is_refused(read: tuple[Subject, Prompt, Tensor]) -> None:
     subject, prompt, _ = read
     layers = prompt.layers
-    rows = rounded(16, 8.0)(layers, None)
+    rows, everything = rounded(16, 8.0)(layers, None), 2 * sum(one.keys.numel() for one in layers)
     first = rows[0]
 
     def with_first(**changes: object) -> list[Stored]:
@@ -212,7 +239,7 @@ def test_what_is_no_compression_is_refused(read: tuple[Subject, Prompt, Tensor])
         (with_first(key_bits=float("nan")), "key_bits=nan"),
     ):
         with pytest.raises(EvaluationError, match=message):
-            checked_bits("bad", layers, stored)
+            checked_bits("bad", layers, stored, everything)
     with pytest.raises(EvaluationError, match="32 bits"):
         of_method(PEERS[1]).make(subject, prompt)
     with pytest.raises(SystemExit, match="two methods are called 'rounded-8'"):
@@ -286,8 +313,8 @@ def test_plans_name_what_competes() -> None:
     """So that nothing is left out by a slip of the pen."""
     pytest.importorskip("bench.arena.peers")
     every = contenders(arena.peers())
-    assert {*BOTH_HALVES, *LONG, *RETRIEVAL, *CHAT, *SHOWN} <= set(every)
-    assert any(one.family == tables.TURBO for one in every.values())
+    beside = [other for _, _, other in tables.RATIOS if isinstance(other, str)]
+    assert {*BOTH_HALVES, *LONG, *RETRIEVAL, *CHAT, *SHOWN, *beside} <= set(every)
 
 
 @pytest.mark.slow
@@ -310,8 +337,9 @@ def test_a_run_from_the_command_line_goes_on_and_makes_its_page(
     for module in (provenance, run):
         monkeypatch.setattr(module, "is_clean", lambda source: True)
     text = start()
-    value = json.loads((tmp_path / "results" / "pocket.json").read_text())
-    assert str(tmp_path) not in text + json.dumps(value)
+    whole = json.loads((tmp_path / "results" / "pocket.json").read_text())
+    assert str(tmp_path) not in text + json.dumps(whole)
+    value = whole["models"]["pocket"]
     chosen, reported = (one["rows"] for one in value["passages"])
     assert set(reported) == set(COMPETES)
     assert set(chosen) == set(COMPETES) & set(BOTH_HALVES)
@@ -331,17 +359,18 @@ def test_a_run_from_the_command_line_goes_on_and_makes_its_page(
         "| `bits=2.25` | 2.2",
         "KL, half B | KL, half A",
         "`bits=1`, of GRACE",
+        "| method | pocket: bits | pocket: KL |",
         "**Hidden words**",
         "**Answers**",
-        "| no calibration |",
-        "**Left out**: all but those of --methods",
+        "| pocket | no calibration |",
+        "**Left out** on pocket: all but those of --methods.",
         "| rounding | nobody |",
     ):
         assert said in text, said
     assert (tmp_path / "results" / "pocket.png").stat().st_size > 20_000
 
     # Measured cells are taken as they are; one that is gone is measured again, and nothing else.
-    cells = tmp_path / "runs" / "passages" / "cells"
+    cells = tmp_path / "runs" / "pocket" / "passages" / "cells"
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("cells/*.json")}
     gone = next(path for path in cells.iterdir() if json.loads(path.read_text())["config"]["method"] == "bits-1")
     gone.unlink()
@@ -350,6 +379,26 @@ def test_a_run_from_the_command_line_goes_on_and_makes_its_page(
     assert set(after) == set(before)
     assert {path for path in after if after[path] != before[path]} == {gone}
     assert [line for line in again.splitlines() if line.startswith("| `bits=")] != []
+
+    # Another model stands beside it, though it was measured with fewer methods and has fewer parts.
+    shutil.copytree(POCKET_FOLDER, tmp_path / "other")
+    fewer = ("--long", "1200", "--cases", "0", "--chat", "1200", "--methods", "bits-2.25", "rounded-8")
+    text = start("--model", str(tmp_path / "other"), *fewer)
+    both = json.loads((tmp_path / "results" / "pocket.json").read_text())["models"]
+    assert both.keys() == {"pocket", "other"}
+    assert {part: both["pocket"][part] for part in ("weights", "cases")} == {
+        part: value[part] for part in ("weights", "cases")
+    }
+    for one, same in zip(both["other"]["passages"], both["pocket"]["passages"], strict=True):
+        assert {name: row["kl"] for name, row in one["rows"].items()} == {
+            name: same["rows"][name]["kl"] for name in one["rows"]
+        }
+    assert [both["other"][part] for part in ("long", "cases", "chat")] == [[], [], []]
+    context = "(its context has 1,152 tokens)"
+    assert f"on other: all but those of --methods, long passages {context}, hidden words, questions {context}." in text
+    assert "| method | pocket: bits | pocket: KL | other: bits | other: KL |" in text
+    assert "| cache | pocket: hits | pocket: NLL over dense |" in text
+    shutil.rmtree(tmp_path / "runs" / "other")
 
     # A cell of another version is named, and left as it is.
     damaged = gone.read_text().replace('"format": 1', '"format": 0')
@@ -363,10 +412,10 @@ def test_a_run_from_the_command_line_goes_on_and_makes_its_page(
 @pytest.mark.slow
 def test_changed_files_are_measured_again(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "is_clean", lambda source: False)
-    few = ("--methods", "bits-2", "rounded-8", "--long", "0", "--cases", "0", "--chat", "0")
+    few = ("--methods", "bits-2", "rounded-8", "--passages-only")
     for times in (1, 2):
         text = start(*few)
-        assert len(list((tmp_path / "runs" / "passages" / "cells").iterdir())) == 3 * times
+        assert len(list((tmp_path / "runs" / "pocket" / "passages" / "cells").iterdir())) == 3 * times
     assert "Hidden words" not in text
     assert "2 passages" not in text
 
@@ -378,7 +427,7 @@ def test_a_method_that_compresses_nothing_makes_no_page(start, tmp_path: Path) -
         start(*few, "--methods", "bits-2", "identity-32")
     assert not (tmp_path / "results").exists()
     text = start(*few, "--methods", "bits-2", "identity-32", "--without", "identity-32")
-    assert "**Left out**: identity-32" in text
+    assert "on pocket: identity-32, all but those of --methods, long passages, hidden words, questions." in text
 
 
 def test_what_cannot_be_measured_says_why(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,13 +440,12 @@ def test_what_cannot_be_measured_says_why(start, tmp_path: Path, monkeypatch: py
         (["--long", "40"], "fewer than --long 40"),
         (["--new-tokens", "0"], "at least 1"),
         (["--text", str(tmp_path / "none.txt")], "no text at"),
-        (["--tokens", "1200"], "context has 1152"),
-        (["--long", "1200"], "--long 1200 "),
+        (["--tokens", "1200"], "--tokens 1200: the context of pocket has 1152"),
     ):
         with pytest.raises(SystemExit, match=message):
             start(*changes)
     model, _ = load_pocket()
-    monkeypatch.setattr(arena, "open_model", lambda args: (model, None, "pocket"))
+    monkeypatch.setattr(several, "open_models", lambda args: [(model, None, "pocket")])
     with pytest.raises(SystemExit, match="there is no tokenizer with it"):
         start()
 
@@ -408,7 +456,7 @@ def test_what_cannot_be_measured_says_why(start, tmp_path: Path, monkeypatch: py
 def made_up(kls: dict[str, tuple[float, list[float]]], part: str = "passages") -> dict:
     """What a run would give: bits and KL of every passage, by method; a family is a name's first part."""
     count = len(next(iter(kls.values()))[1])
-    families = {"bits": OURS, "turboquant": tables.TURBO}
+    families = {"bits": OURS, "turboquant": "TurboQuant"}
     rows = [
         {
             name: {
@@ -419,67 +467,101 @@ def made_up(kls: dict[str, tuple[float, list[float]]], part: str = "passages") -
         }
         for at in range(count)
     ]
-    value = {
+    of = {
         "methods": {
             name: {"title": name, "family": families.get(name.split("-")[0], name.split("-")[0]), "source": "x"}
             for name in kls
         },
-        **{"model": "m", "tokens": 2048, "long_tokens": 7168, "later": 256, "sinks": 4, "window": 32, "without": []},
-        **{"chat_tokens": 1950, "calibration": {"texts": 1, "tokens": 2, "seconds": 3.0}},
-        **{"passages": [], "long": [], "cases": [], "chat": []},
+        **{"long_tokens": 7168, "chat_tokens": 1950, "calibration": {"texts": 1, "tokens": 2, "seconds": 3.0}},
+        **{"passages": [], "long": [], "cases": [], "chat": [], "without": []},
     }
-    value[part] = [{"kind": "book", "name": "n", "half": "B", "rows": row} for row in rows]
-    return value
+    of[part] = [{"kind": "book", "name": "n", "half": "B", "rows": row} for row in rows]
+    return of
+
+
+def value_of(**models: dict) -> dict:
+    return {"tokens": 2048, "later": 256, "sinks": 4, "window": 32, "models": models}
+
+
+KL = [0.001, 0.002, 0.003, 0.004, 0.005, 0.006]
 
 
 def test_ratios_are_those_of_means() -> None:
-    kl = [0.001, 0.002, 0.003, 0.004, 0.005, 0.006]
-    value = made_up(
+    of = made_up(
         {
-            "bits-3": (3.0, [0.1 * x for x in kl]),
-            "bits-2.25": (2.25, kl),
-            "turboquant-3": (3.25, kl),
-            "turboquant-4": (4.25, [x / 2 for x in kl]),
-            "kivi-2-g32": (3.0, [20 * x for x in kl]),
-            "turboquant-2": (2.25, [25 * x for x in kl]),
+            "bits-3": (3.0, [0.1 * x for x in KL]),
+            "bits-2.25": (2.25, KL),
+            "turboquant-3": (3.25, KL),
+            "turboquant-4": (4.25, [x / 2 for x in KL]),
+            "kivi-2-g32": (3.0, [20 * x for x in KL]),
+            "turboquant-2": (2.25, [25 * x for x in KL]),
         }
     )
-    text = "\n".join(tables.ratios(value))
-    assert "`bits=3`, of TurboQuant at 3.25 | 0.100 <small>" in text
-    assert "best of others at 2.25 to 3 | 0.050 <small>[0.050, 0.050]</small> <small>kivi-2-g32</small>" in text
-    assert "`bits=2.25`, of TurboQuant at 4.25 | 2.000 <small>" in text
+    text = "\n".join(tables.ratios({"m": of}))
+    assert "`bits=3`, of TurboQuant, 3 bits | 0.100 <small>" in text
+    assert "best of others at 2.2 to 3 bits | 0.050 <small>[0.050, 0.050]</small> <small>kivi-2-g32</small>" in text
+    assert "`bits=2.25`, of TurboQuant, 4 bits | 2.000 <small>[2.000, 2.000]</small> |" in text
     assert "GRACE" not in text
-    assert numbers.nearest(value, "passages", tables.TURBO, 4.25) == "turboquant-4"
-    assert numbers.nearest(value, "passages", tables.TURBO, 5.0) is None
-    assert numbers.best(value, "passages", 2.2, 3.05) == "kivi-2-g32"
+    assert numbers.best(of, "passages", 2.2, 3.05) == "kivi-2-g32"
 
 
 def test_both_halves_are_compared_where_both_were_measured() -> None:
-    value = made_up({"bits-2": (2.0, [1.0] * 12), "turboquant-4": (4.25, [2.0] * 12)})
-    for number, one in enumerate(value["passages"]):
+    of = made_up({"bits-2": (2.0, [1.0] * 12), "turboquant-4": (4.25, [2.0] * 12)})
+    for number, one in enumerate(of["passages"]):
         if number % 2:
             one["half"] = "A"
             one["rows"]["bits-2"]["kl"] = 3.0
-    text = "\n".join(tables.ratios(value))
-    half = "TurboQuant at 4.25 | 0.500 <small>[0.500, 0.500]</small> <small>turboquant-4</small> |"
-    assert f"{half} 1.000 <small>[" in text
-    del value["passages"][1]["rows"]["turboquant-4"]
-    text = "\n".join(tables.ratios(value))
-    assert f"{half} – |" in text
+    assert "TurboQuant, 4 bits | 0.500 <small>[0.500, 0.500]</small> |" in "\n".join(tables.ratios({"m": of}))
+    assert "TurboQuant, 4 bits | 1.000 <small>[" in "\n".join(tables.ratios({"m": of}, half=numbers.BOTH))
+    del of["passages"][1]["rows"]["turboquant-4"]
+    assert tables.ratios({"m": of}) != []
+    assert tables.ratios({"m": of}, half=numbers.BOTH) == []
 
 
 def test_long_passages_have_ratios_of_their_own() -> None:
-    value = made_up({"bits-3": (3.0, [0.0005] * 6), "turboquant-3": (3.25, [0.001] * 6)}, "long")
-    assert "TurboQuant at 3.25 | – | – | 0.500 <small>" in "\n".join(tables.ratios(value))
-    assert tables.ratios(made_up({"bits-3": (3.0, [0.0005] * 6)})) == []
+    of = made_up({"bits-3": (3.0, [0.0005] * 6), "turboquant-3": (3.25, [0.001] * 6)}, "long")
+    assert "TurboQuant, 3 bits | 0.500 <small>" in "\n".join(tables.ratios({"m": of}, "long"))
+    assert tables.ratios({"m": of}) == []
+    assert tables.ratios({"m": made_up({"bits-3": (3.0, [0.0005] * 6)})}) == []
 
 
 def test_one_half_is_not_to_be_reported() -> None:
-    value = made_up({"bits-2.25": (2.25, [0.001] * 6)})
-    assert "not to be reported" not in page(value).sure
-    for one in value["passages"]:
+    of = made_up({"bits-2.25": (2.25, [0.001] * 6)})
+    assert "This is one small model and 6 passages" in page(value_of(m=of)).sure
+    for one in of["passages"]:
         one["half"] = "A"
-    assert "not to be reported" in page(value).sure
+    assert "not to be reported" in page(value_of(m=of)).sure
+
+
+def test_the_page_names_the_worst_model_and_what_a_model_lacks(tmp_path: Path) -> None:
+    """One of two passages, whose dense cache knows nothing; and one without another method, and questions."""
+    ours = {"bits-2.25": (2.25, KL)}
+    models = {
+        "good": made_up(ours | {"rdkv-2.5": (2.77, [10 * x for x in KL])}),
+        "bad": made_up({"bits-2.25": (2.25, KL[:2]), "rdkv-2.5": (2.5, [2 * x for x in KL[:2]])}),
+        "alone": made_up(ours),
+    }
+    models["bad"]["cases"] = [{"tokens": 9, "rows": {"dense": {"exact": False, "nll": 9.0}}}]
+    models["bad"]["chat"] = [{"text": 0, "asks": "?", "rows": {"dense": {"right": False, "answer": ""}}}]
+    models["alone"]["without"] = ["questions"]
+    made = page(value_of(**models))
+    assert made.found == (
+        "`bits=2.25` has 0.50 times the KL of the best of others at 2.2 to 3 bits on bad, where it does worst (good: "
+        "0.10): 0.0015 nats beside 0.0030 of rdkv-2.5, at 2.50 bits."
+    )
+    less, where = "bits=2.25 leaves a KL 2.0 times smaller than", "(rdkv-2.5; bad, the worst of 2 models)"
+    assert made.headline == f"{less} the best other at 2.2 to 3 bits {where}"
+    assert "These are 3 small models and, for each, 2 to 6 passages" in made.sure
+    assert made.sure.endswith("**Left out** on alone: questions.")
+    text = "\n".join(made.tables)
+    assert re.search(r"\| rdkv-2.5 \| 2.77 \| 0.0350 .* \| 2.50 \| 0.0030 .* \| – \| – \|", text)
+    assert "The dense cache of bad hits none." in text
+    assert "The dense cache of bad answers no question." in text
+    report.save(made, tmp_path / "page.png")
+    models["bad"] = made_up({"bits-2.25": (2.25, KL), "rdkv-2.5": (2.5, [x / 2 for x in KL])})
+    assert page(value_of(**models)).headline == (
+        "rdkv-2.5 leaves a KL 2.0 times smaller than bits=2.25, at 2.2 to 3 bits (bad, the worst of 2 models)"
+    )
 
 
 def test_ablation_is_measured_where_ours_is() -> None:

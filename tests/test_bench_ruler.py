@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
@@ -12,6 +13,7 @@ from collections import Counter
 import pytest
 import torch
 
+from bench import report
 from bench.arena.contenders import Subject, contenders
 from bench.arena.prompt import Prompt
 from bench.ruler import __main__ as ruler
@@ -168,15 +170,31 @@ def value():
          "rows": {"dense": {"score": dense, "answer": ""}, "int4": {"score": small, **size}}}
         for task, dense, small in (("vt", 1.0, 1.0), ("vt", 0.5, 0.0), ("cwe", 0.0, 0.0), ("cwe", 1.0, 1.0))
     ]  # fmt: skip
-    return {"model": "M", "length": 2048, "methods": {"int4": "four bits"}, "cases": cases}
+    settings = {"length": 2048, "tasks": ["vt", "cwe"], "each": 2, "methods": {"int4": "four bits"}}
+    return {**settings, "models": {"M": {"cases": cases}}}
 
 
-def test_the_page_has_means_and_differences():
-    made = page(value())
-    assert made.found == "Of the dense cache's 62.5 points: four bits -12.5 points at 33.0% of the bytes."
-    assert "| vt | 2 | 75 | 50 |" in made.tables
-    assert "| cwe | 2 | 50 | 50 |" in made.tables
-    assert "| all cases | 4 | 62.5 | 50.0 |" in made.tables
+def test_the_page_has_means_and_differences(tmp_path):
+    found = value()
+    made = page(found)
+    assert made.found == (
+        "The lowest beside its dense cache is four bits on M: -12.5 points from 62.5. By cache: four bits -12.5 points "
+        "at 33.0% of the bytes."
+    )
+    assert "| M | vt | 75 | 50 |" in made.tables
+    assert "| M | cwe | 50 | 50 |" in made.tables
+    assert any(row.startswith("| M | dense | 16.00 | 100.0% | 62.5 ") for row in made.tables)
+    assert "nothing can be lost" not in made.sure
+    found["models"]["N"] = copy.deepcopy(found["models"]["M"])
+    for case in found["models"]["N"]["cases"]:
+        case["rows"]["int4"]["share"] = 0.7
+        case["rows"]["dense"]["score"] *= case["task"] != "cwe"  # which it cannot do
+    made = page(found)
+    assert "is four bits on M, the worst of 2 models: -12.5 points from 62.5." in made.found
+    assert "four bits -12.5 to +12.5 points at 33.0% to 70.0% of the bytes" in made.found
+    assert made.sure.startswith("4 cases of 1,000 tokens (mean) for each of 2 small models.")
+    assert made.sure.endswith("Where the dense cache scores 0, nothing can be lost: cwe (N).")
+    report.save(made, tmp_path / "page.png")
 
 
 @pytest.mark.slow
@@ -189,18 +207,26 @@ def test_the_command_writes_a_page(tmp_path, monkeypatch):
         return CalibratedBasis.load(path), 0.0
 
     monkeypatch.setattr(ruler, "calibrated", shipped)
-    monkeypatch.setattr(ruler, "make_case", lambda *given: needle_case(given[-1] + 2))
+    monkeypatch.setattr(
+        ruler, "make_case", lambda *given: dataclasses.replace(needle_case(given[-1] + 2), task=given[0])
+    )
+    shutil.copytree(POCKET_FOLDER, tmp_path / "other")
     (tmp_path / "essay.txt").write_text("Nothing of note happened.")
     out = tmp_path / "ruler"
-    given = ["--model", str(POCKET_FOLDER), "--text", str(tmp_path / "essay.txt"), "--tasks", "niah_single_1"]
+    given = ["--model", str(POCKET_FOLDER), str(tmp_path / "other"), "--text", str(tmp_path / "essay.txt")]
+    given += ["--tasks", "niah_single_1"]
     given += ["--cases", "2", "--methods", "bits-3", "--runs", str(tmp_path / "runs")]
     ruler.main([*given, "--out", str(out), "--allow-dirty"])
-    assert "| niah | 2 | 100 | 100 |" in (tmp_path / "ruler.md").read_text()
-    found = json.loads((tmp_path / "ruler.json").read_text())
-    assert [case["rows"]["bits-3"]["score"] for case in found["cases"]] == [1, 1]
-    assert found["provenance"].keys() >= CLEAN.keys()
-    monkeypatch.setattr(ruler, "make_case", lambda *given: Case("niah", "a b", "c", ("x",), 1))
-    with pytest.raises(SystemExit, match="too few to compress"):
-        ruler.main([*given, "--allow-dirty"])
+    text, found = (tmp_path / "ruler.md").read_text(), json.loads((tmp_path / "ruler.json").read_text())
+    assert list(found["models"]) == ["pocket", "other"]
+    for label, of in found["models"].items():
+        assert f"| {label} | niah_single_1 | 100 | 100 |" in text
+        assert [case["rows"]["bits-3"]["score"] for case in of["cases"]] == [1, 1]
+        assert of["provenance"].keys() >= CLEAN.keys()
+        assert (tmp_path / "runs" / label / "basis.safetensors").exists()
+    for words, message in (("a b", "too few to compress"), ("a b " * 600, "the context of pocket 1152")):
+        monkeypatch.setattr(ruler, "make_case", lambda *given, words=words: Case("niah", words, "c", ("x",), 1))
+        with pytest.raises(SystemExit, match=message):
+            ruler.main([*given, "--out", str(out), "--allow-dirty"])
     with pytest.raises(SystemExit):
         ruler.main(["--methods", "nothing"])

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache
 
 from bench.answers import stored_bytes
-from bench.arena.prompt import Prompt
+from bench.arena.prompt import Prompt, full_layers
 from bench.arena.stored import Layer, Method, Stored
 from bench.bits_variants import varied
 from bench.caches import SINKS, WINDOW
@@ -194,6 +193,12 @@ def tokens_at(bits: float, length: int, width: int, key_width: int) -> int:
     return int((ours - INDEX * key_width + PLACE * WINDOW) / (dense + PLACE))
 
 
+def refused(model: PreTrainedModel) -> dict[str, str]:
+    """Return the methods that cannot store a model's cache, and why."""
+    slides = len(full_layers(model)) < model.config.get_text_config(decoder=True).num_hidden_layers
+    return {"transformers-4": "transformers refuses layers that slide"} if slides else {}
+
+
 def _transformers(subject: Subject, prompt: Prompt) -> tuple[Any, StoredBits]:
     """Fill transformers' own quantised cache, which keeps no token of the prompt dense."""
     cache = int4(subject.model, 0.0, None).cache
@@ -209,19 +214,28 @@ def of_method(method: Method) -> Contender:
     """Return a method that reconstructs tensors: they go into a dense cache, and its count is taken."""
 
     def make(subject: Subject, prompt: Prompt) -> tuple[Any, StoredBits]:
-        rows = method.store(prompt.layers, subject.basis)
-        bits = checked_bits(method.name, prompt.layers, rows)
-        cache = DynamicCache(config=subject.model.config)
+        rows, cache = method.store(prompt.layers, subject.basis), prompt.dense()
+        everything = sum(held.keys.numel() + held.values.numel() for held in cache.layers)
+        bits = checked_bits(method.name, prompt.layers, rows, everything)
         for layer, each in zip(prompt.layers, rows, strict=True):
-            like = prompt.captured[layer.index]
-            cache.update(each.keys[None].to(like.keys.dtype), each.values[None].to(like.values.dtype), layer.index)
+            held = cache.layers[layer.index]
+            held.keys, held.values = each.keys[None].to(held.keys.dtype), each.values[None].to(held.values.dtype)
         return cache, bits
 
     return Contender(method.name, method.title, method.family, method.source, make)
 
 
-def checked_bits(name: str, layers: Sequence[Layer], stored: Sequence[Stored]) -> StoredBits:
+def checked_bits(name: str, layers: Sequence[Layer], stored: Sequence[Stored], everything: int) -> StoredBits:
     """Count what a method says that it stores; refuse what cannot be, and what is no compression.
+
+    Parameters
+    ----------
+    name : str
+        Of the method.
+    layers, stored : sequence
+        What it got and returned.
+    everything : int
+        Number of elements of the dense cache, layers that the method does not get included.
 
     Raises
     ------
@@ -230,7 +244,7 @@ def checked_bits(name: str, layers: Sequence[Layer], stored: Sequence[Stored]) -
     """
     if len(stored) != len(layers):
         raise EvaluationError(f"{name} returned {len(stored)} of {len(layers)} layers: return one `Stored` for each")
-    bits, elements, everything, changed = [0.0, 0.0], [0, 0], 0, [False, False]
+    bits, elements, changed = [0.0, 0.0], [0, 0], [False, False]
     for layer, each in zip(layers, stored, strict=True):
         parts = ((layer.keys, each.keys, each.key_bits), (layer.values, each.values, each.value_bits))
         for place, ((original, found, count), tokens) in enumerate(zip(parts, each.compressed, strict=True)):
@@ -238,7 +252,6 @@ def checked_bits(name: str, layers: Sequence[Layer], stored: Sequence[Stored]) -
             _check(what, original, found, tokens)
             bits[place] += count
             elements[place] += tokens * original[:, 0].numel()
-            everything += original.numel()
             changed[place] |= not torch.equal(original, found)
     counted = stated_bits(*bits, elements, everything)
     for place, part in enumerate(("keys", "values")):

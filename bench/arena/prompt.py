@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicCache
 from bench.arena.stored import Layer
 from grace_opt.hf import capture_attention
 from grace_opt.hf.models.projection import PROJECTION_NAMES, output_projection
+from grace_opt.hf.models.prunable import prunable_layers
 from grace_opt.hf.tools.filling import dense_cache
 
 
@@ -36,16 +37,21 @@ class Prompt:
 
     @cached_property
     def layers(self) -> list[Layer]:
-        """What a `Method` sees."""
-        modules = attention_modules(self.model)
-        found = []
-        for index, layer in self.captured.items():
+        """What a `Method` sees: the layers with full attention, as others stay dense in our caches too."""
+        modules, found = attention_modules(self.model), []
+        for index in full_layers(self.model):
+            layer = self.captured[index]
             keys, values, queries = (part[0].float() for part in (layer.keys, layer.values, layer.queries))
             heads, length, width = keys.shape
             grouped = queries.reshape(heads, -1, length, width)
             output = head_outputs(modules[index], heads, grouped.shape[1], values.shape[-1])
             found.append(Layer(index, keys, values, grouped, layer.scaling, output))
         return found
+
+
+def full_layers(model: PreTrainedModel) -> tuple[int, ...]:
+    """Return the numbers of the layers that attend to all tokens."""
+    return prunable_layers(model.config.get_text_config(decoder=True))
 
 
 def attention_modules(model: PreTrainedModel) -> dict[int, nn.Module]:
