@@ -277,3 +277,19 @@ class TestTokensOfTheReport:
             with pytest.warns(UserWarning, match="stay dense"):
                 model(prompt[:, 20:25], past_key_values=cache)
         assert len(cache.memory_report().idle) == 1
+
+
+@pytest.mark.parametrize(
+    ("dense", "of_layers"), [(0, [None, 64, None, 16]), (2, [None, None, None, 40])], ids=["sliding", "and dense"]
+)
+def test_the_mean_of_a_budget_that_falls_is_over_the_layers_that_evict(dense, of_layers, tiny):
+    """Of all layers, sliding ones too, it was 28 tokens for the last and 40 for the second."""
+    kinds = ("sliding_attention", "full_attention") * 2
+    changes = {"layer_types": kinds, "sliding_window": 12, "use_sliding_window": True, "num_hidden_layers": 4}
+    model, ids = tiny("Qwen2", **changes), torch.arange(3, 90)[None]
+    evict = PyramidKV(budget=40, window=8, beta=4)
+    cache = CompressedCache(model, ratio=0.0, recent_window=8, dense_layers=dense, evict=evict)
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+    found = [getattr(layer, "compressed", None) for layer in cache.layers]
+    assert [None if each is None else each.stored + 8 for each in found] == of_layers

@@ -140,7 +140,7 @@ class CompressedCache(Cache):
         layers: list[Any] = list(DynamicCache(config=text).layers)
         self._choose_layers(model, text, layers)
         self._remember(model, text)
-        self.config.check_eviction(self.prunable_layers, len(layers), self._known_model)
+        self.config.check_eviction(self.prunable_layers, self._known_model)
         self._stored_by = None if store is None else name_of(store)
         self.maker = store or (CHANNELS if self.config.bits is None else CODED)
         self.budget = (
@@ -151,7 +151,7 @@ class CompressedCache(Cache):
             # The last one: where an eviction leaves layers different numbers of tokens, that has the fewest.
             announces = index == self.prunable_layers[-1]
             layers[index] = PrunedKeyLayer(
-                LayerPlan(index, len(layers), source, self.config, chunk_size, announces, self.budget),
+                LayerPlan(index, self.prunable_layers, source, self.config, chunk_size, announces, self.budget),
                 self.maker,
             )
         self._last_updated: PrunedKeyLayer | None = None

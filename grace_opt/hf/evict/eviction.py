@@ -43,7 +43,7 @@ class TokenEviction(Protocol):
         ...
 
     def tokens(self, layer: int, layers: int, length: int) -> int:
-        """Return how many of `length` tokens each KV head keeps in layer `layer` of `layers`."""
+        """Return how many of `length` tokens each KV head keeps in layer `layer` of the `layers` that evict."""
         ...
 
     def scores(
@@ -147,7 +147,7 @@ class PyramidKV(SnapKV):
     Attributes
     ----------
     budget, window, kernel, pooling
-        As in `SnapKV`; the budget is the mean over the layers.
+        As in `SnapKV`; the budget is the mean over the layers that evict.
     beta : int
         Steepness, at least 1; 1 gives every layer the same budget.
 

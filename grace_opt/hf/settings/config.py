@@ -224,13 +224,13 @@ class CacheConfig:
         if self.quantize is not None:
             self.quantize.check_installed()
 
-    def check_eviction(self, layers: Sequence[int], count: int, model: Callable[[bool], Mapping[str, Any]]) -> None:
+    def check_eviction(self, layers: Sequence[int], model: Callable[[bool], Mapping[str, Any]]) -> None:
         """Raise, before a long prompt, if the budgets of an eviction leave nothing to compress.
 
         Parameters
         ----------
-        layers, count : sequence of int, int
-            The layers that evict, and the number of all.
+        layers : sequence of int
+            The layers that evict.
         model : callable
             Returns the model's fingerprint, with its weights if asked for.
 
@@ -246,8 +246,8 @@ class CacheConfig:
             evict.losses.check_fingerprint(model(bool(evict.losses.fingerprint)))
             evict = evict.evict  # of which no layer's share is smaller than what stays dense
         group = self.key_group
-        for index in layers:
-            kept = evict.tokens(index, count, sys.maxsize)
+        for place, index in enumerate(layers):
+            kept = evict.tokens(place, len(layers), sys.maxsize)
             if kept < dense + group:
                 groups = f", and the others are quantised in groups of {group}" if group > 1 else ""
                 raise OptionError(

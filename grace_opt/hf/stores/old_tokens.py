@@ -17,6 +17,7 @@ from torch import Tensor
 from ..bases.importance import last_queries
 from ..evict.kept_tokens import kept_tokens
 from ..evict.kept_tokens import tokens_kept as tokens_of_budget
+from ..evict.layer_budgets import LayerBudgets
 from ..models.observation import Observation
 from .packed.masked import take
 from .plan import LayerPlan
@@ -102,7 +103,9 @@ def tokens_kept(plan: LayerPlan, layer: int, length: int, group: int = 1) -> int
     """Return how many tokens of a prompt each KV head of a layer keeps, the recent window among them."""
     config = plan.config
     least = config.recent_window + config.sink_tokens + group
-    return min(tokens_of_budget(config.evict, layer, plan.layers, length, least, config.dense_layers), length)
+    # Losses are those of the model's layers; a budget that falls from layer to layer is a mean over those that evict.
+    place = layer if isinstance(config.evict, LayerBudgets) else plan.layers.index(layer)
+    return min(tokens_of_budget(config.evict, place, len(plan.layers), length, least, config.dense_layers), length)
 
 
 def evicted_positions(
@@ -121,7 +124,7 @@ def evicted_positions(
         over.valid,
         over.scaling,
         plan.index,
-        plan.layers,
+        len(plan.layers),
         over.softcap,
         values=values,
         first=plan.config.sink_tokens,

@@ -32,8 +32,10 @@ class LayerPlan:
 
     Attributes
     ----------
-    index, layers : int
-        Position of the layer in the model, and the model's number of layers.
+    index : int
+        Position of the layer in the model.
+    layers : tuple of int
+        Positions of all layers that are compressed.
     source : MaskSource
         Chooses the channels when the prompt is over.
     config : CacheConfig
@@ -47,7 +49,7 @@ class LayerPlan:
     """
 
     index: int
-    layers: int
+    layers: tuple[int, ...]
     source: MaskSource
     config: CacheConfig
     chunk_size: int | None = None
