@@ -1,25 +1,24 @@
-"""How many answers of a real model a smaller cache keeps: ``python -m bench.answers``.
+"""How many answers of real models a smaller cache keeps: ``python -m bench.answers``.
 
 Each prompt is a text of facts and then a question (`bench.questions`); ``model.generate`` answers greedily. An answer
 counts if it contains the expected words. Smaller caches are asked only what the dense cache answers: no cache can keep
-what the model cannot do. As with `attach`, the question is part of the prompt, so its queries help to choose the
+what a model cannot do. As with `attach`, the question is part of the prompt, so its queries help to choose the
 channels, and the prompt is read with dense attention.
 
 Each cache reads a text once and answers its questions from copies, so a prompt comes in two chunks. transformers'
-``QuantizedCache`` would read the second chunk from quantised keys, so it reads every prompt in one.
+``QuantizedCache`` would read the second chunk from quantised keys, so it reads every prompt in one; it refuses models
+with sliding windows, which have no row of it. ``bits=2.25`` is calibrated on the texts that ship with grace_opt.
 
 Each cache's answers about a text are stored in a separate file in ``--runs``. A stopped run resumes; files of other
-prompts, weights, settings or commits are measured again. Writes docs/results/answers.{json,md,png}.
-
-If it is missing, the model, SmolLM2-135M-Instruct in 4 bits, is downloaded (`bench.material`); ``--model`` takes
-another: a Hub id, a folder or a ``.gguf`` file.
+prompts, weights, settings or commits are measured again. Writes docs/results/answers.{json,md,png}. If they are
+missing, models are downloaded (`bench.material`).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +27,20 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from bench.answers_page import WIDTHS, page, rows
+from bench.caches import calibrated
 from bench.efficiency.methods import int4
-from bench.material import open_model
-from bench.provenance import digest, origin_of, recorded, refuse
+from bench.provenance import digest, origin_of, recorded
 from bench.questions import DEFAULT, Prompt, answered, in_common, prompts, read_questions
-from bench.report import parser_of, publish
+from bench.report import parser_of
+from bench.several import publish_models
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import CacheConfig, CompressedCache, Quantize, attention_implementation
+from grace_opt.hf.engine.layer import PrunedKeyLayer
 from grace_opt.hf.stores.counting import tensors_in
 
 #: Longer than any prompt: until a question is known, all of a text is a first chunk.
 UNTIL_ASKED = 2**40
+THEIRS = "transformers-4bit"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Setting:
 
 SETTINGS = {
     "dense": Setting("dense"),
+    "bits-2.25": Setting("`bits=2.25`", CacheConfig(bits=2.25)),
     "grace-0.3": Setting("GRACE, λ = 0.3", CacheConfig(ratio=0.3)),
     "grace-0.5": Setting("GRACE, λ = 0.5", CacheConfig(ratio=0.5)),
     "grace-0.6": Setting("GRACE, λ = 0.6", CacheConfig(ratio=0.6)),
@@ -60,18 +63,23 @@ SETTINGS = {
         "K and V in 8 bits, nothing pruned",
         CacheConfig("think", ratio=0.0, quantize=Quantize(8, backend="hqq")),
     ),
-    "4bit": Setting(
-        "K and V in 4 bits, nothing pruned",
-        CacheConfig("think", ratio=0.0, quantize=Quantize(4)),
-    ),
+    "4bit": Setting("K and V in 4 bits, nothing pruned", CacheConfig("think", ratio=0.0, quantize=Quantize(4))),
     "grace-0.3-4bit": Setting("GRACE, λ = 0.3, K and V in 4 bits", CacheConfig(ratio=0.3, quantize=Quantize(4))),
-    "transformers-4bit": Setting("transformers' `QuantizedCache`, 4 bits"),
+    THEIRS: Setting("transformers' `QuantizedCache`, 4 bits"),
 }
 
 
-def new_cache(name: str, model: PreTrainedModel) -> Any:
-    """An empty cache of a setting."""
+def smaller_caches(model: PreTrainedModel, wanted: Sequence[str]) -> list[str]:
+    """The wanted settings but "dense", of those that a model can have."""
+    without = {"dense", THEIRS} if any(DynamicCache(config=model.config).is_sliding) else {"dense"}
+    return [name for name in SETTINGS if name in wanted and name not in without]
+
+
+def new_cache(name: str, model: PreTrainedModel, basis: Path) -> Any:
+    """An empty cache of a setting; `basis` is the file of the calibrated one, if there are bits."""
     if (config := SETTINGS[name].config) is not None:
+        if config.bits is not None:
+            config = replace(config, bits=replace(config.bits, basis=str(basis)))
         return CompressedCache(model, config=config, prompt_length=UNTIL_ASKED)
     return DynamicCache(config=model.config) if name == "dense" else int4(model, 0.0, None).cache
 
@@ -81,12 +89,14 @@ def stored_bytes(cache: Any, width: int) -> tuple[int, int]:
 
     What is stored in fewer bits and what is no floating-point number stay as they are; scales and zero points are
     numbers like keys. Without room to grow. At the width of the cache's own numbers these are the bytes of
-    `memory_report()`, and at another one those of the report of such a cache: the tests check both.
+    `memory_report()`, and at another one those of the report of such a cache (but for the units of codes, which have 32
+    bits in any model): the tests check both.
     """
     keys, values = 0, 0
     for layer in cache.layers:
-        parts = layer.stored_parts() if isinstance(cache, CompressedCache) else dict(vars(layer))
-        if isinstance(cache, CompressedCache) and layer.tail is not None:
+        ours = isinstance(layer, PrunedKeyLayer)  # but for sliding windows
+        parts = layer.stored_parts() if ours else dict(vars(layer))
+        if ours and layer.tail is not None:
             parts |= {"tail_keys": layer.tail.keys, "tail_values": layer.tail.values}
         for part, stored in parts.items():
             size = sum(
@@ -104,6 +114,7 @@ def ask(
     name: str,
     questions: Sequence[Prompt],
     new_tokens: int,
+    basis: Path,
     advance: Callable[[], None],
     *,
     shared: int | None = None,
@@ -120,6 +131,8 @@ def ask(
         All of the same text.
     new_tokens : int
         Largest number to generate.
+    basis : Path
+        The file of the calibrated one.
     advance : callable
         Called after each answer.
     shared : int, optional
@@ -132,8 +145,8 @@ def ask(
         For each question: what it asks, what was answered, whether that counts, tokens of the cache and its bytes.
     """
     if shared is None:
-        shared = 0 if name == "transformers-4bit" else in_common(questions)
-    text = new_cache(name, model)
+        shared = 0 if name == THEIRS else in_common(questions)
+    text = new_cache(name, model, basis)
     if shared:
         model(torch.tensor([questions[0].ids[:shared]]), past_key_values=text, logits_to_keep=1)
     found = []
@@ -172,35 +185,30 @@ def run(
     runs: Path,
     source: Mapping[str, Any],
 ) -> dict[str, list[dict[str, Any]]]:
-    """Ask what is not asked yet: every question of the dense cache, and of the others those that it answered.
+    """Ask every cache the questions that it is not asked yet.
 
     Returns
     -------
     dict
         By setting the records, one for each text about which something was asked.
     """
-    context, longest = model.config.max_position_embeddings, max(len(p.ids) for text in texts for p in text)
-    if longest + new_tokens > context:
-        raise SystemExit(f"--tokens: {longest} and {new_tokens} new ones are more than this model's context: {context}")
-    weights = digest(*model.parameters())
-    left = [list(text) for text in texts]
-    found: dict[str, list[dict[str, Any]]] = {}
-    with (
-        attention_implementation(model, "grace_sdpa"),
-        progress_bar(None, len(names) * sum(map(len, texts))) as show,
-    ):
-        done = 0
-        for name in names:
-            found[name] = []
-            for number, questions in enumerate(left):
+    basis, coded = runs / "basis.safetensors", None
+    if "bits-2.25" in names:
+        made, _ = calibrated(model, tokenizer, basis, source)
+        coded = digest(*made.key_rates.values(), *(each.encode for each in made.keys.values()))
+    common = {"weights": digest(*model.parameters()), "new_tokens": new_tokens, "transformers": source["transformers"]}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    done, total = 0, len(names) * sum(map(len, texts))
+    with attention_implementation(model, "grace_sdpa"), progress_bar(None, total) as show:
+        for name, records in found.items():
+            config = SETTINGS[name].config
+            for number, questions in enumerate(texts):
                 if not questions:
                     continue
-                config = SETTINGS[name].config
                 settings = {
-                    "weights": weights,
-                    "new_tokens": new_tokens,
+                    **common,
                     "pruning": None if config is None else config.to_dict(),
-                    "transformers": source["transformers"],
+                    "basis": coded if name == "bits-2.25" else None,
                     "prompts": digest(*(torch.tensor(q.ids) for q in questions)),
                     "answers": [q.fact.answer for q in questions],
                 }
@@ -209,26 +217,17 @@ def run(
                     name: str = name, number: int = number, questions: Sequence[Prompt] = questions, done: int = done
                 ) -> dict[str, Any]:
                     steps = iter(range(done + 1, done + len(questions) + 1))
-                    said = f"{name}, text {number + 1}"
-                    rows = ask(model, tokenizer, name, questions, new_tokens, lambda: show(said, next(steps)))
+                    said = f"{runs.name}, {name}, text {number + 1}"
+                    rows = ask(model, tokenizer, name, questions, new_tokens, basis, lambda: show(said, next(steps)))
                     return {"text": number, "asked": rows}
 
-                found[name].append(recorded(runs / f"{name}_{number:02}.json", settings, source, asked))
+                records.append(recorded(runs / f"{name}_{number:02}.json", settings, source, asked))
                 done += len(questions)
-            if name == "dense":
-                rights = {record["text"]: [one["right"] for one in record["asked"]] for record in found[name]}
-                left = [[q for q, right in zip(t, rights[n], strict=True) if right] for n, t in enumerate(left)]
-                if not any(left):
-                    raise SystemExit(
-                        "the dense cache answers none of the questions, so there is nothing to keep: try fewer "
-                        "--tokens, other --questions or a larger model"
-                    )
-                done += (len(names) - 1) * (sum(map(len, texts)) - sum(map(len, left)))
     return found
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = parser_of("answers", __doc__, model=True)
+    parser = parser_of("answers", __doc__, models=True)
     parser.add_argument("--questions", type=Path, default=DEFAULT, help="TOML; default: bench/questions.toml")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="default: all")
     parser.add_argument("--tokens", type=int, default=1950, help="of a prompt, at most (default %(default)s)")
@@ -237,14 +236,24 @@ def main(given: Sequence[str] | None = None) -> None:
     args = parser.parse_args(given)
     if args.new_tokens < 1:
         raise SystemExit(f"--new-tokens {args.new_tokens}: give at least 1")
+    sources = read_questions(args.questions)
 
-    def measured(source: dict[str, Any]) -> dict[str, Any]:
-        sources = read_questions(args.questions)
-        model, tokenizer, label = open_model(args)
+    def measured(source: dict[str, Any], model: PreTrainedModel, tokenizer: Any, label: str) -> tuple[Any, Any]:
         texts = [prompts(text, tokenizer, args.tokens, args.seed) for text in sources]
-        names = ["dense", *(name for name in SETTINGS if name in args.settings and name != "dense")]
-        found = run(model, tokenizer, texts, names, args.new_tokens, args.runs, source)
-        records = {
+        context, longest = model.config.max_position_embeddings, max(len(p.ids) for text in texts for p in text)
+        if longest + args.new_tokens > context:
+            raise SystemExit(
+                f"--tokens: {longest} and {args.new_tokens} new ones are more than the context of {label}: {context}"
+            )
+        rest = args.new_tokens, args.runs / label, source
+        found = run(model, tokenizer, texts, ["dense"], *rest)
+        left = [
+            [question for question, one in zip(text, record["asked"], strict=True) if one["right"]]
+            for text, record in zip(texts, found["dense"], strict=True)
+        ]
+        if any(left):
+            found |= run(model, tokenizer, left, smaller_caches(model, args.settings), *rest)
+        origins = {
             f"{name}, text {record['text'] + 1}": origin_of(source, record)
             for name, part in found.items()
             for record in part
@@ -253,16 +262,11 @@ def main(given: Sequence[str] | None = None) -> None:
             name: [{"text": sources[record["text"]].title, "asked": record["asked"]} for record in part]
             for name, part in found.items()
         }
-        return {
-            "provenance": refuse(records, args.allow_dirty),
-            **{"model": label, "weights": digest(*model.parameters())},
-            **{"tokens": args.tokens, "new_tokens": args.new_tokens, "seed": args.seed},
-            **{"texts": len(texts), "asked": sum(map(len, texts))},
-            "rows": rows(found, {name: setting.title for name, setting in SETTINGS.items()}),
-            "answers": answers,
-        }
+        return {"rows": rows(found, {name: one.title for name, one in SETTINGS.items()}), "answers": answers}, origins
 
-    publish(args, page, measured)
+    settings = {name: getattr(args, name) for name in ("tokens", "new_tokens", "seed")}
+    asked = sum(len(text.facts) for text in sources)
+    publish_models(args, page, {**settings, "texts": len(sources), "asked": asked}, measured)
 
 
 if __name__ == "__main__":

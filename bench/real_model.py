@@ -1,4 +1,4 @@
-"""How much pruned keys change the text of a real model: ``python -m bench.real_model``.
+"""How much pruned keys change the text of real models: ``python -m bench.real_model``.
 
 Prompts are consecutive passages of a book. All but the last token of a prompt is read with dense attention; then the
 cache is pruned, and the model continues greedily from the last token, so every new token comes from pruned keys. Each
@@ -8,8 +8,7 @@ differ), and by its next-token distributions over the dense run's tokens, where 
 Every prompt is stored in a separate file in ``--runs``. A stopped run resumes; a prompt is measured again if its text,
 the weights, the settings or the commit have changed. Writes docs/results/real_model.{json,md,png}.
 
-If they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and the texts are downloaded (`bench.material`);
-``--model`` takes another (a Hub id, a folder or a ``.gguf`` file), and ``--text`` other books as plain text.
+If they are missing, models and texts are downloaded (`bench.material`); ``--text`` takes other books as plain text.
 """
 
 from __future__ import annotations
@@ -25,11 +24,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from bench.material import books, open_model, read_text
+from bench.material import books, read_text
 from bench.passages import beginning
-from bench.provenance import digest, origin_of, recorded, refuse
+from bench.provenance import digest, origin_of, recorded
 from bench.real_model_page import METHODS, OBSERVED, RATIOS, RECENT, page, summary
-from bench.report import parser_of, publish
+from bench.report import parser_of
+from bench.several import publish_models
 from grace_opt.hf import CompressedCache, attention_implementation
 
 
@@ -92,8 +92,11 @@ def measure(model: PreTrainedModel, ids: Tensor, new_tokens: int, advance: Calla
     def distributions(cache: Any) -> Tensor:
         return model(forced, past_key_values=cache).logits[0].double().log_softmax(-1)
 
+    def held(layers: Sequence[Any]) -> list[int]:
+        return [sum(getattr(layer, part).nbytes for layer in layers) for part in ("keys", "values")]
+
     cache = prefilled(DynamicCache(config=model.config))
-    sizes = [sum(getattr(layer, part).nbytes for layer in cache.layers) for part in ("keys", "values")]
+    sizes = held(cache.layers)
     tokens = greedy(model, copy.deepcopy(cache), last, new_tokens)
     forced = torch.cat([last, torch.tensor([tokens[:-1]], dtype=last.dtype)], dim=1)
     dense = distributions(cache)
@@ -105,6 +108,7 @@ def measure(model: PreTrainedModel, ids: Tensor, new_tokens: int, advance: Calla
                 CompressedCache(model, method=method, ratio=ratio, recent_window=RECENT, observation_window=OBSERVED)
             )
             report = cache.memory_report()
+            others = held([each for index, each in enumerate(cache.layers) if index not in cache.prunable_layers])
             own = greedy(model, copy.deepcopy(cache), last, new_tokens)
             equal = [a == b for a, b in zip(own, tokens, strict=True)]
             found = distributions(cache)
@@ -116,8 +120,8 @@ def measure(model: PreTrainedModel, ids: Tensor, new_tokens: int, advance: Calla
                     "prefix": equal.index(False) if False in equal else new_tokens,
                     "top1": float((found.argmax(-1) == dense.argmax(-1)).double().mean()),
                     "kl": float((dense.exp() * (dense - found)).sum(-1).mean()),
-                    "key_bytes": report.key_bytes,
-                    "total_bytes": report.key_bytes + report.value_bytes,
+                    "key_bytes": report.key_bytes + others[0],
+                    "total_bytes": report.key_bytes + report.value_bytes + sum(others),
                     "tokens": own,
                 }
             )
@@ -145,7 +149,7 @@ def run(
     texts : sequence of Path
         Books to take prompts from.
     runs : Path
-        Folder of the records, one per prompt.
+        Folder of the model's records, one per prompt.
     prompts, tokens, new_tokens : int
         How many prompts, of how many tokens, and how many tokens to generate after each.
     source : mapping
@@ -160,7 +164,7 @@ def run(
     if not RECENT + 1 < tokens <= context - new_tokens:
         raise SystemExit(
             f"--tokens {tokens}: give more than {RECENT + 1}, which stay dense, and at most {context - new_tokens}, "
-            f"which with {new_tokens} new ones fill this model's context"
+            f"which with {new_tokens} new ones fill the context of {runs.name}"
         )
     if min(prompts, new_tokens) < 1:
         raise SystemExit(f"--prompts {prompts} --new-tokens {new_tokens}: give at least 1 of each")
@@ -184,7 +188,7 @@ def run(
 
             def measured(name: str = name, ids: Tensor = ids, number: int = number) -> dict[str, Any]:
                 def advance(step: str) -> None:
-                    bar.update(task, advance=1, description=f"prompt {number + 1}: {step}")
+                    bar.update(task, advance=1, description=f"{runs.name}, prompt {number + 1}: {step}")
 
                 return {"prompt": number, "text": name, **measure(model, ids, new_tokens, advance)}
 
@@ -204,28 +208,23 @@ def _shortened(part: Any) -> Any:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = parser_of("real_model", __doc__, model=True)
+    parser = parser_of("real_model", __doc__, models=True)
     parser.add_argument("--prompts", type=int, default=10, help="default %(default)s")
     parser.add_argument("--tokens", type=int, default=2048, help="of each prompt (default %(default)s)")
     parser.add_argument("--new-tokens", type=int, default=64, help="default %(default)s")
     args = parser.parse_args(given)
+    sizes = {"prompts": args.prompts, "tokens": args.tokens, "new_tokens": args.new_tokens}
 
-    def measured(source: dict[str, Any]) -> dict[str, Any]:
-        model, tokenizer, name = open_model(args)
-        sizes = {"prompts": args.prompts, "tokens": args.tokens, "new_tokens": args.new_tokens}
-        records = run(model, tokenizer, args.text or books(), args.runs, **sizes, source=source)
+    def measured(source: dict[str, Any], model: PreTrainedModel, tokenizer: Any, name: str) -> tuple[Any, Any]:
+        records = run(model, tokenizer, args.text or books(), args.runs / name, **sizes, source=source)
         config = model.config
-        sources = {f"prompt {record['prompt']}": origin_of(source, record) for record in records}
         return {
-            "provenance": refuse(sources, args.allow_dirty),
-            **{"model": name, "weights": digest(*model.parameters())},
             "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            **sizes,
             **summary(records),
             "by prompt": _shortened(records),
-        }
+        }, {f"prompt {record['prompt']}": origin_of(source, record) for record in records}
 
-    publish(args, page, measured)
+    publish_models(args, page, {**sizes, "ratios": RATIOS}, measured)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,17 @@ When: the script calls it, after a measurement or with ``--report-only``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
-from bench.report import BLUE, GREY, ORANGE, Page, small, table
+from bench.report import BLUE, GREY, Page, small, table
 from grace_opt.attention.weights import prune_count
-from grace_opt.sweep import mean_interval
+from grace_opt.sweep import Interval, mean_interval, paired_interval
 from grace_opt.sweep.bootstrap import RESAMPLES
 
 METHODS, RATIOS = {"THINK": "think", "GRACE": "grace"}, (0.5, 0.6)
@@ -53,58 +56,100 @@ def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def page(value: dict[str, Any]) -> Page:
     """What the page says of the numbers."""
-    differences, count, prompts = value["GRACE - THINK"], value["new_tokens"], value["prompts"]
-    texts = "; ".join(dict.fromkeys(record["text"] for record in value["by prompt"]))
-    ratios = [paired["ratio"] for paired in differences]
-    nearer = " and ".join(f"{paired['prompts of lower KL']} at λ = {paired['ratio']:g}" for paired in differences)
-    told = [f"{_signed(paired, 'kl')} nats at λ = {paired['ratio']:g}" for paired in differences]
+    models, count, prompts, ratios = value["models"], value["new_tokens"], value["prompts"], value["ratios"]
+    several = len(models) > 1
+    kl = {label: _kl_ratios(of) for label, of in models.items()}
+    times = {label: " / ".join(f"{found.estimate:.2f}" for found, _ in of) for label, of in kl.items()}
+    worst = max(kl, key=lambda label: geometric_mean(found.estimate for found, _ in kl[label]))
+    others = ", ".join(f"{label}: {said}" for label, said in times.items() if label != worst)
+    at = " / ".join(f"{ratio:g}" for ratio in ratios)
+    nearer = " and ".join(
+        f"{sum(of['GRACE - THINK'][place]['prompts of lower KL'] for of in models.values())} at λ = {ratio:g}"
+        for place, ratio in enumerate(ratios)
+    )
+    texts = "; ".join(dict.fromkeys(record["text"] for of in models.values() for record in of["by prompt"]))
     return Page(
-        title="A real model with pruned keys",
-        picture="Left: KL divergence from the dense cache's next-token distributions, by bytes of the cache; right: "
-        "its difference between GRACE and THINK for each prompt",
-        headline=f"By KL, {_verdict(differences, 'kl')}: GRACE − THINK is "
-        + ", ".join(f"{paired['kl'][0]:+.4f} at λ = {paired['ratio']:g}" for paired in differences),
-        draw=lambda figure: draw(figure, value),
-        asked=f"At equal bytes, do the next-token distributions of {value['model']} stay nearer to those of a dense "
-        "cache if GRACE chooses the channels, or if THINK does?",
-        found=f"By KL divergence, {_verdict(differences, 'kl')}: GRACE − THINK is {' and '.join(told)}. By the share "
-        "of generated tokens equal to the dense cache's, "
-        f"{_verdict(differences, 'agreement', higher=True)}.",
-        sure=f"This is one small model in 4 bits; of {prompts} prompts of {value['tokens']:,} tokens, GRACE has the "
-        f"lower KL for {nearer}; intervals are 95 %, paired by prompt.",
+        title="Real models with pruned keys",
+        picture="KL divergence of GRACE from the dense cache's next-token distributions, divided by that of THINK, on "
+        "a logarithmic scale: each prompt, and the ratio of means, a panel per model",
+        headline=f"GRACE has {times[worst]} times the KL of THINK at λ = {at}"
+        + f" ({worst}, the worst of {len(models)} models)" * several,
+        draw=lambda figure: draw(figure, kl, ratios),
+        asked="At equal bytes, do the next-token distributions of a model stay nearer to those of a dense cache if "
+        "GRACE chooses the channels, or if THINK does?",
+        found=f"GRACE has {times[worst]} times the KL divergence of THINK at λ = {at}"
+        + f" on {worst}, where it does worst ({others})" * several
+        + f". By KL, {_verdicts(models, 'kl')}; by the share of generated tokens equal to the dense cache's, "
+        f"{_verdicts(models, 'agreement', higher=True)}.",
+        sure=f"{f'These are {len(models)} small models' if several else 'This is one small model'} in 4 bits; of "
+        f"{len(models) * prompts} prompts of {value['tokens']:,} tokens, GRACE has the lower KL for {nearer}; "
+        "intervals are 95 %, paired by prompt.",
         tables=[
             "λ: share of key channels pruned. All other columns compare with the dense cache: bytes, next-token "
-            "distributions, and generated tokens (*tokens equal*, *common prefix*).",
+            f"distributions, and {count} generated tokens (*tokens equal*, *common prefix*).",
             "",
             *table(
-                ["cache", "λ", "K+V, % of dense", "K, % of dense", *(head for _, _, head in MEASURES)],
-                _rows(value),
-                words=2,
+                ["model", "cache", "λ", "K+V, % of dense", "K, % of dense", *(head for _, _, head in MEASURES)],
+                [row for label, of in models.items() for row in _rows(label, of)],
+                words=3,
             ),
         ],
         details=[
             (
                 "How it is counted",
                 [
-                    f"{value['model']} in float32 reads {prompts} prompts of {value['tokens']:,} tokens ({texts}) and "
-                    f"generates {count} tokens greedily; recent and observation windows have {RECENT} tokens. Of the "
-                    f"{value['head_dim']} channels, "
-                    + ", ".join(f"{prune_count(r, value['head_dim'])} are pruned at λ = {r:g}" for r in ratios)
-                    + f". A dense K takes {value['dense']['key_bytes'] / 2**20:.2f} MiB, and K+V "
-                    f"{value['dense']['total_bytes'] / 2**20:.2f} MiB. Numbers are means over prompts.",
+                    f"A model in float32 reads {prompts} prompts of {value['tokens']:,} tokens ({texts}) and generates "
+                    f"{count} tokens greedily; recent and observation windows have {RECENT} tokens. Numbers are means "
+                    "over prompts.",
                     "",
+                    *(
+                        f"- {label}: of {of['head_dim']} channels, "
+                        + " / ".join(f"{prune_count(ratio, of['head_dim'])}" for ratio in ratios)
+                        + f" are pruned at λ = {at}; a dense K takes {of['dense']['key_bytes'] / 2**20:.2f} MiB, and "
+                        f"K+V {of['dense']['total_bytes'] / 2**20:.2f} MiB."
+                        for label, of in models.items()
+                    ),
                     "- *KL*(dense ‖ pruned) and *likeliest next token equal*: both caches are given the tokens that "
                     "the dense one generated.",
                     f"- *Tokens equal*: share of the {count} generated tokens equal to the dense cache's at the same "
                     "place. After the first difference the texts differ, so this mostly follows the *common prefix*.",
                     "- *GRACE − THINK*: mean of the paired differences and its bootstrap 95 % interval "
                     f"({RESAMPLES:,} resamples of {prompts} prompts); shares in percentage points (pp).",
-                    "- Bytes are those of `memory_report()` after the prompt, in float32, with kept indices. In 16 "
-                    "bits everything is half as large, except the indices.",
+                    "- Bytes are those of `memory_report()` after the prompt, in float32, with kept indices, and those "
+                    "of layers with sliding windows, which are not pruned. In 16 bits everything is half as large, "
+                    "except the indices.",
                 ],
             )
         ],
     )
+
+
+def _kl_ratios(of: Mapping[str, Any]) -> list[tuple[Interval, list[float]]]:
+    """Return, for each λ, GRACE's mean KL divided by THINK's, and these ratios of every prompt."""
+    found = []
+    for paired in of["GRACE - THINK"]:
+        grace, think = (
+            [
+                cell["kl"]
+                for record in of["by prompt"]
+                for cell in record["pruned"]
+                if (cell["method"], cell["ratio"]) == (method, paired["ratio"])
+            ]
+            for method in ("GRACE", "THINK")
+        )
+        ratios = [a / b for a, b in zip(grace, think, strict=True)]
+        found.append((paired_interval(grace, think, compare="ratio"), ratios))
+    return found
+
+
+def _verdicts(models: Mapping[str, Any], measure: str, higher: bool = False) -> str:
+    """Which choice is better, on which models."""
+    found: dict[str, list[str]] = {}
+    for label, of in models.items():
+        found.setdefault(_verdict(of["GRACE - THINK"], measure, higher), []).append(label)
+    if len(found) == 1:
+        return f"{next(iter(found))}{f' on all {len(models)} models' * (len(models) > 1)}"
+    return ", and ".join(f"{verdict} on {', '.join(labels)}" for verdict, labels in found.items())
 
 
 def _verdict(differences: Sequence[dict[str, Any]], measure: str, higher: bool = False) -> str:
@@ -122,51 +167,38 @@ def _signed(paired: dict[str, Any], measure: str) -> str:
     return f"{mean}{unit} {small(f'[{low}, {high}]')}"
 
 
-def _rows(value: dict[str, Any]) -> list[list[str]]:
-    dense = value["dense"]
-    rows = [["dense", "–", "100.0%", "100.0%", "0", "100.0%", "100.0%", str(value["new_tokens"])]]
-    for paired in value["GRACE - THINK"]:
-        for row in (r for r in value["rows"] if r["ratio"] == paired["ratio"]):
+def _rows(label: str, of: Mapping[str, Any]) -> list[list[str]]:
+    rows, dense = [], of["dense"]
+    for paired in of["GRACE - THINK"]:
+        for row in (r for r in of["rows"] if r["ratio"] == paired["ratio"]):
             sizes = [f"{row[part] / dense[part]:.1%}" for part in ("total_bytes", "key_bytes")]
             numbers = [f"{row[measure]:{form}}" for measure, form, _ in MEASURES]
-            rows.append([row["method"], f"{row['ratio']:g}", *sizes, *numbers])
+            rows.append([label, row["method"], f"{row['ratio']:g}", *sizes, *numbers])
         shown = [_signed(paired, measure) for measure, _, _ in MEASURES]
-        rows.append(["GRACE − THINK", f"{paired['ratio']:g}", "–", "–", *shown])
+        rows.append([label, "GRACE − THINK", f"{paired['ratio']:g}", "–", "–", *shown])
     return rows
 
 
-def draw(figure: Any, value: dict[str, Any]) -> None:
-    """KL by bytes, and the paired differences in KL."""
-    left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
-    for method, colour, marker in (("THINK", ORANGE, "s"), ("GRACE", BLUE, "D")):
-        of = [row for row in value["rows"] if row["method"] == method]
-        x = [100 * row["total_bytes"] / value["dense"]["total_bytes"] for row in of]
-        left.plot([100, *x], [0, *(row["kl"] for row in of)], color=colour, marker=marker, label=method)
-        for place, row in zip(x, of, strict=True):
-            if method == "THINK":
-                left.annotate(
-                    f"λ = {row['ratio']:g}", (place, row["kl"]), (4, 4), textcoords="offset points", fontsize=8
-                )
-    left.set_xlabel("K+V, % of dense")
-    left.set_ylabel("KL from dense, nats")
-    left.set_ylim(bottom=0)
-    left.legend(loc="upper right", fontsize=8)
-    for place, paired in enumerate(value["GRACE - THINK"]):
-        cells = {
-            method: [
-                cell["kl"]
-                for record in value["by prompt"]
-                for cell in record["pruned"]
-                if (cell["method"], cell["ratio"]) == (method, paired["ratio"])
-            ]
-            for method in METHODS
-        }
-        points = np.subtract(cells["GRACE"], cells["THINK"])
-        right.plot(np.full(len(points), place) + np.linspace(-0.12, 0.12, len(points)), points, "o", color=GREY, ms=4)
-        mean, low, high = paired["kl"]
-        right.errorbar(place + 0.25, mean, [[mean - low], [high - mean]], color=BLUE, marker="D", capsize=4)
-    right.axhline(0, color="black", linewidth=0.8)
-    right.set_xticks(range(len(value["GRACE - THINK"])), [f"λ = {p['ratio']:g}" for p in value["GRACE - THINK"]])
-    right.set_xlim(-0.5, len(value["GRACE - THINK"]) - 0.4)
-    right.set_ylabel("KL, GRACE − THINK")
-    right.set_title("each prompt, mean and 95 % interval")
+def draw(figure: Figure, kl: Mapping[str, list[tuple[Interval, list[float]]]], ratios: Sequence[float]) -> None:
+    """GRACE's KL divided by THINK's, of each prompt and of the means, a panel per model."""
+    figure.set_size_inches(max(8, 3 * len(kl)), 3.6)
+    every = figure.subplots(1, len(kl), sharey=True, squeeze=False)[0]
+    for axes, (label, of) in zip(every, kl.items(), strict=True):
+        for place, (found, points) in enumerate(of):
+            spread = place - 0.1 + np.linspace(-0.12, 0.12, len(points))
+            axes.plot(spread, points, "o", color=GREY, ms=4, label="each prompt" if place == 0 else None)
+            ends = [[found.estimate - found.low], [found.high - found.estimate]]
+            look: dict[str, Any] = {"color": BLUE, "marker": "D", "linestyle": "", "capsize": 4}
+            axes.errorbar(
+                place + 0.15, found.estimate, ends, **look, label="means, 95 % interval" if place == 0 else None
+            )
+        axes.axhline(1, color="black", linewidth=0.8)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.set_xticks(range(len(ratios)), [f"λ = {ratio:g}" for ratio in ratios])
+        axes.set_xlim(-0.5, len(ratios) - 0.5)
+        axes.set_title(label)
+    every[0].set_ylabel("KL, GRACE / THINK")
+    every[0].legend()

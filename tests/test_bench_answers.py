@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,17 +14,20 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
+from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 from bench import answers, provenance, questions
 from bench.efficiency.methods import held_bytes
 from bench.report import RESULTS, read_results
-from grace_opt.hf import attention_implementation
+from grace_opt.hf import attention_implementation, calibrate
 from grace_opt.hf.models import POCKET_FOLDER, load_model, load_pocket
 from grace_opt.hf.tools.demo import ADVICE, RATIOS
 from grace_opt.hf.tools.needle import fact, filler, question
 
 pytest.importorskip("optimum.quanto")
 pytest.importorskip("hqq")
+CALIBRATION = "the quiet river runs past a late singer . the old baker took the bell near the mill . " * 8
+NO_BASIS = Path("none")
 PASSWORDS = {"Rome": "amber fox", "Oslo": "jade whale", "Lima": "ivory panda"}
 
 
@@ -47,7 +51,9 @@ def asked(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch):
-    """Run the benchmark as from the command line."""
+    """Run the benchmark as from the command line, calibrated on little text."""
+    make = calibrate.basis
+    monkeypatch.setattr(calibrate, "basis", lambda *of: make(*of, [CALIBRATION], end_to_end=False))
 
     def run(*changes: str) -> dict:
         arguments = f"--model {POCKET_FOLDER} --questions {asked} --tokens 300 --new-tokens 2 --allow-dirty".split()
@@ -157,23 +163,25 @@ def test_bytes_are_those_of_the_report_at_either_width(name: str, asked: Path) -
     model, tokenizer = load_model(str(POCKET_FOLDER))
     prompt = questions.prompts(questions.read_questions(asked)[0], tokenizer, 300)[0]
     ids, found = torch.tensor([prompt.ids]), {}
+    near = 1e-3 if name == "bits-2.25" else 0  # what codes are units of has 32 bits in any model
     for width, dtype in ((4, torch.float32), (2, torch.bfloat16)):
-        cache = answers.new_cache(name, model.to(dtype))
+        cache = answers.new_cache(name, model.to(dtype), NO_BASIS)
         cache.declare_prompt(ids.shape[1])
         with attention_implementation(model, "grace_sdpa"), torch.no_grad():
             model(ids, past_key_values=cache)
         found[width] = cache
         report = cache.memory_report()
         assert report.pruned_tokens > 0
-        assert answers.stored_bytes(cache, width) == (report.key_bytes, report.value_bytes)
-    assert answers.stored_bytes(found[4], 2) == answers.stored_bytes(found[2], 2)
+        expected = report.key_bytes, report.value_bytes
+        assert answers.stored_bytes(cache, width) == pytest.approx(expected, rel=near * (width == 2))
+    assert answers.stored_bytes(found[4], 2) == pytest.approx(answers.stored_bytes(found[2], 2), rel=near)
     assert sum(answers.stored_bytes(found[4], 2)) < sum(answers.stored_bytes(found[4], 4))
 
 
 @pytest.mark.parametrize("name", ["dense", "transformers-4bit"])
 def test_bytes_of_caches_that_are_not_ours(name: str, asked: Path) -> None:
     model, tokenizer = load_pocket()
-    cache = answers.new_cache(name, model)
+    cache = answers.new_cache(name, model, NO_BASIS)
     ids = torch.tensor([questions.prompts(questions.read_questions(asked)[0], tokenizer, 300)[0].ids])
     with torch.no_grad():
         model(ids, past_key_values=cache)
@@ -183,13 +191,35 @@ def test_bytes_of_caches_that_are_not_ours(name: str, asked: Path) -> None:
     assert sum(answers.stored_bytes(cache, 2)) <= 2 * dense
 
 
+def test_sliding_windows_count_as_in_a_dense_cache_and_are_refused_by_transformers() -> None:
+    sizes = {"vocab_size": 9, "hidden_size": 32, "intermediate_size": 32, "head_dim": 64, "sliding_window": 16}
+    heads = {"num_hidden_layers": 6, "num_attention_heads": 1, "num_key_value_heads": 1}
+    model = AutoModelForCausalLM.from_config(Gemma3TextConfig(**sizes, **heads)).eval()
+    ids, found = torch.arange(100)[None] % 9, {}
+    with attention_implementation(model, "grace_sdpa"), torch.no_grad():
+        for name in ("dense", "grace-0.5"):
+            cache = answers.new_cache(name, model, NO_BASIS)
+            if name != "dense":
+                cache.declare_prompt(100)
+            model(ids, past_key_values=cache)
+            found[name] = answers.stored_bytes(cache, 4)
+    report = cache.memory_report()
+    assert found["dense"][0] - found["grace-0.5"][0] == report.dense_equivalent_key_bytes - report.key_bytes > 0
+    assert found["dense"][1] == found["grace-0.5"][1]
+    assert {*answers.SETTINGS} - {*answers.smaller_caches(model, list(answers.SETTINGS))} == {"dense", answers.THEIRS}
+    with pytest.raises(ValueError, match="sliding"):
+        answers.new_cache(answers.THEIRS, model, NO_BASIS)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dense", "grace-0.5", "grace-0.3-4bit"])
+@pytest.mark.parametrize("name", ["dense", "bits-2.25", "grace-0.5", "grace-0.3-4bit"])
 def test_reading_a_text_once_changes_no_answer(name: str, asked: Path) -> None:
     model, tokenizer = load_pocket()
     found = questions.prompts(questions.read_questions(asked)[0], tokenizer, 300)
     with attention_implementation(model, "grace_sdpa"):
-        one, each = (answers.ask(model, tokenizer, name, found, 6, lambda: None, shared=shared) for shared in (None, 0))
+        one, each = (
+            answers.ask(model, tokenizer, name, found, 6, NO_BASIS, int, shared=shared) for shared in (None, 0)
+        )
     assert one == each
     assert len({record["answer"] for record in one}) > 2
 
@@ -199,14 +229,16 @@ def test_reading_a_text_once_changes_no_answer(name: str, asked: Path) -> None:
 
 @pytest.mark.slow
 def test_only_what_the_dense_cache_answers_counts(start, tmp_path: Path) -> None:
-    found = start("--settings", "grace-0.3", "transformers-4bit", "grace-0.3-4bit")
-    assert [row["setting"] for row in found["rows"]] == ["dense", "grace-0.3", "grace-0.3-4bit", "transformers-4bit"]
+    names = ["bits-2.25", "grace-0.3", "grace-0.3-4bit", "transformers-4bit"]
+    found = start("--settings", *names)
+    (of,) = found["models"].values()
+    assert [row["setting"] for row in of["rows"]] == ["dense", *names]
     assert (found["asked"], found["texts"]) == (8, 2)
-    dense, pruned, both, theirs = found["rows"]
-    asked = [one for text in found["answers"]["dense"] for one in text["asked"]]
+    dense, coded, pruned, both, _ = of["rows"]
+    asked = [one for text in of["answers"]["dense"] for one in text["asked"]]
     assert [one["right"] for one in asked if "Paris" in one["question"]] == [False, False]
     assert 4 <= dense["right"] == dense["asked"] == sum(one["right"] for one in asked)
-    for row in (pruned, both, theirs):
+    for row in of["rows"][1:]:
         assert row["asked"] == dense["right"]
         assert row["right"] <= row["asked"]
         assert row["interval"][0] < row["right"] / row["asked"] <= row["interval"][1]
@@ -214,11 +246,23 @@ def test_only_what_the_dense_cache_answers_counts(start, tmp_path: Path) -> None
     assert pruned["K, 32 bit"] == pytest.approx(0.73, abs=0.03)  # 44 of 64 channels, and 34 of 300 tokens dense
     assert pruned["K+V, 32 bit"] == pytest.approx((1 + pruned["K, 32 bit"]) / 2)
     assert pruned["K, 16 bit"] > pruned["K, 32 bit"]  # the indices stay as they are
+    assert coded["K+V, 16 bit"] < both["K+V, 16 bit"]
     assert both["K+V, 32 bit"] < both["K+V, 16 bit"] < pruned["K+V, 16 bit"]
     text = (tmp_path / "results" / "pocket.md").read_text()
-    assert f"| GRACE, λ = 0.3 | {pruned['right']} of {pruned['asked']} <small>" in text
-    assert f"answers {dense['right']} questions about texts" in text
+    for row in of["rows"][1:]:
+        assert f"| {row['title']} | {row['right']} of {row['asked']} <small>" in text
+    assert f"questions about texts of 300 tokens, pocket answers {dense['right']} from a dense cache" in text
     assert str(tmp_path) not in text + json.dumps(found)
+
+    found["models"] |= {
+        "worse": {"rows": [dense, *({**row, "right": 1} for row in of["rows"][2:])]},
+        "none": {"rows": []},
+    }
+    page = answers.page(found)
+    assert f"kept by the worst of 2 models: GRACE, λ = 0.3: 1 of {dense['right']} (worse)" in page.found
+    assert page.found.endswith("from a dense cache by none, so there is nothing to keep.")
+    assert "| `bits=2.25` |" in "\n".join(page.tables)
+    assert page.headline == "No smaller cache keeps nine of ten answers of every model"
 
 
 @pytest.mark.slow
@@ -240,7 +284,7 @@ def test_a_run_that_was_stopped_goes_on(start, tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "results").exists()
     before = start("--settings", "grace-0.5")
     assert done[4:] == ["grace-0.5"]
-    assert start("--settings", "grace-0.5")["rows"] == before["rows"]
+    assert start("--settings", "grace-0.5")["models"]["pocket"]["rows"] == before["models"]["pocket"]["rows"]
     assert len(done) == 5
     start("--settings", "grace-0.5", "--new-tokens", "3")  # other settings: nothing of before counts
     assert len(done) == 9
@@ -250,10 +294,20 @@ def test_a_run_that_was_stopped_goes_on(start, tmp_path: Path, monkeypatch: pyte
 def test_what_can_not_be_asked_says_why(start) -> None:
     with pytest.raises(SystemExit, match=r"--new-tokens 0: give at least 1"):
         start("--new-tokens", "0")
-    with pytest.raises(SystemExit, match="more than this model's context"):
+    with pytest.raises(SystemExit, match="more than the context of pocket"):
         start("--tokens", "1200")
-    with pytest.raises(SystemExit, match="answers none of the questions"):
-        start("--new-tokens", "1")  # passwords have two words
+
+
+@pytest.mark.slow
+def test_models_that_answer_nothing_have_nothing_to_keep(start, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(POCKET_FOLDER, other)
+    found = start("--new-tokens", "1", "--model", str(POCKET_FOLDER), str(other))  # passwords have two words
+    assert {name: (of["rows"], list(of["answers"])) for name, of in found["models"].items()} == {
+        name: ([], ["dense"]) for name in ("pocket", "other")
+    }
+    text = (tmp_path / "results" / "pocket.md").read_text()
+    assert "**Found**: None of the questions is answered from a dense cache by pocket, other, so there is" in text
 
 
 # What is recommended
@@ -261,7 +315,8 @@ def test_what_can_not_be_asked_says_why(start) -> None:
 
 def test_what_the_pages_recommend_is_what_was_measured_to_work() -> None:
     """The README's example pruned 60 %, at which a real model loses most of its answers."""
-    rows = {row["setting"]: row for row in read_results(RESULTS / "answers")["rows"]}
+    of = read_results(RESULTS / "answers")["models"]["smollm2-135m"]
+    rows = {row["setting"]: row for row in of["rows"]}
     works = {f"{RATIOS[0]:g}"}
     assert {name for name in works if rows[f"grace-{name}"]["interval"][0] > 0.75} == works
     assert rows["dense"]["asked"] >= 16
