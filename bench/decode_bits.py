@@ -35,7 +35,6 @@ from bench.caches import SINKS, calibrated
 from bench.caches import WINDOW as RECENT
 from bench.decode_bits_layer import one_layer, with_less
 from bench.decode_bits_page import BEFORE, BITS, CODED, COPIES, DENSE, HERE, NOTHING, OURS, PEER, elsewhere, page
-from bench.decode_bits_page import ONE_BY_ONE as ONE_BY_ONE  # `bench.decode_gpu` takes it from here
 from bench.efficiency.measure import peak
 from bench.efficiency.methods import held_bytes, int4, missing
 from bench.growth import of_texts

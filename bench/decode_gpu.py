@@ -32,7 +32,7 @@ from transformers.cache_utils import DynamicCache
 
 from bench.caches import SINKS
 from bench.caches import WINDOW as RECENT
-from bench.decode_bits import BITS, CODED, ONE_BY_ONE, OURS
+from bench.decode_bits_page import BITS, CODED, ONE_BY_ONE, OURS
 from bench.efficiency.methods import Clock
 from bench.efficiency.subject import SHAPES, random_weights
 from bench.machine import Model, copy_bandwidth
