@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bench.bits_variants import BITS, VARIANTS
-from bench.intervals import DENSE, with_ends
+from bench.intervals import DENSE, hidden_words, with_ends
 from bench.report import BLUE, GREEN, GREY, ORANGE, PINK, Page, small, table
 from grace_opt.sweep import mean_interval
 from grace_opt.sweep.bootstrap import RESAMPLES
@@ -61,7 +61,7 @@ def page(value: dict[str, Any]) -> Page:
     others = ", ".join(f"{label}: {mean(of, TIMED):.4f}" for label, of in models.items() if label != worst)
     first = next(iter(models.values()))["passages"]
     kinds = list(dict.fromkeys(each["kind"] for each in first))
-    asked = {label: of for label, of in models.items() if of["cases"]}
+    asked = {label: of["cases"] for label, of in models.items() if of["cases"]}
     timed = {label: of for label, of in models.items() if of["seconds"]}
     return Page(
         title="A budget of bits",
@@ -84,7 +84,7 @@ def page(value: dict[str, Any]) -> Page:
             "KL in nats, means over passages, with 95 % intervals.",
             "",
             *table(["cache", *models], [[TITLES[name], *_kls(models.values(), name)] for name in names]),
-            *(_hidden_words(asked) if asked else []),
+            *(["", *hidden_words(asked, (DENSE, *RETRIEVAL), TITLES.__getitem__)] if asked else []),
         ],
         details=[
             *([("What each part is worth", _variants(whole))] if whole else []),
@@ -108,28 +108,6 @@ def page(value: dict[str, Any]) -> Page:
 
 def _kls(models: Sequence[Any], name: str) -> list[str]:
     return [with_ends(mean_interval(numbers_of(of, name, "kl"))) for of in models]
-
-
-def _hidden_words(asked: Mapping[str, Any]) -> list[str]:
-    """Return hits and likelihood of hidden words, two columns for each model."""
-    rows = []
-    for name in (DENSE, *RETRIEVAL):
-        row = [TITLES[name]]
-        for of in asked.values():
-            found = [case["rows"] for case in of["cases"]]
-            hits = sum(case[name]["exact"] for case in found)
-            over = [case[name]["nll"] - case[DENSE]["nll"] for case in found]
-            row += [f"{hits} of {len(found)}", "–" if name == DENSE else with_ends(mean_interval(over), "+.3f")]
-        rows.append(row)
-    tokens = statistics.fmean(case["tokens"] for of in asked.values() for case in of["cases"])
-    return [
-        "",
-        f"**Hidden words**: a word hidden in a text of {tokens:,.0f} tokens (mean), asked for after the cache was "
-        "compressed. *Hits*: every token of the answer is the likeliest. *NLL*: sum over the answer's tokens, nats, "
-        "mean over cases; difference to dense with its 95 % interval.",
-        "",
-        *table(["cache", *(f"{label}: {what}" for label in asked for what in ("hits", "NLL over dense"))], rows),
-    ]
 
 
 def _variants(models: Mapping[str, Any]) -> list[str]:
