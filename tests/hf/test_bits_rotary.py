@@ -6,7 +6,6 @@ Models with random weights have no such mean; those here get key biases, as Qwen
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -63,7 +62,7 @@ def test_products_and_differences_are_those_of_complex_numbers(drawn, count, row
     np.testing.assert_allclose(taken, keys.double().numpy() - parts, atol=allowed, rtol=1e-6)
     queries = torch.randn(len(expected), rows, width, generator=generator)
     products = np.einsum("hrd,hnd->hrn", queries.double().numpy(), parts)
-    found = rotary.logits(queries, gain, count)
+    found = rotary.logits(queries, rotary.mean * gain[:, None, None], count)
     assert found.shape == (len(expected), rows, count)
     np.testing.assert_allclose(found.double().numpy(), products, atol=20 * allowed * width**0.5, rtol=1e-5)
     means = (rotary.mean * gain.float()[:, None, None])[None]
@@ -84,7 +83,7 @@ def test_threads_change_no_bit():
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(found[0], other) for other in found[1:])
-    expected = replace(rotary, mean=means[1]).logits(queries[1], torch.ones(3), 9000)
+    expected = rotary.logits(queries[1], means[1], 9000)
     torch.testing.assert_close(found[0][1], expected, atol=1e-4, rtol=1e-5)
 
 
@@ -95,7 +94,7 @@ def test_far_positions_are_exact():
     found = -rotary.taken_off(torch.zeros(1, 3, 8), torch.ones(1), far)
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
     np.testing.assert_allclose(
-        rotary.logits(torch.eye(8)[None], torch.ones(1), 2**20 + 3)[0, :, -3:].T, expected[0], atol=1e-5
+        rotary.logits(torch.eye(8)[None], rotary.mean, 2**20 + 3)[0, :, -3:].T, expected[0], atol=1e-5
     )
 
 
@@ -320,4 +319,4 @@ def test_some_heads_and_other_devices(biased):
     rotary = basis.keys[0].rotary
     part = basis.keys[0].heads(1, 2).to("cpu").rotary
     assert torch.equal(part.mean, rotary.mean[1:2])
-    assert replace(part, mean=rotary.mean[:1]).logits(torch.ones(1, 1, 16), torch.ones(1), 5).shape == (1, 1, 5)
+    assert part.logits(torch.ones(1, 1, 16), rotary.mean[:1], 5).shape == (1, 1, 5)

@@ -115,15 +115,15 @@ class RotaryMean:
         wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
         return wide - self.at(positions, keys.shape[-1]) * gain.float()[:, None, None]
 
-    def logits(self, queries: Tensor, gain: Tensor, count: int) -> Tensor:
-        """Return the products of queries and of the mean at positions 0, 1, …, ``(H, R, count)`` float32.
+    def logits(self, queries: Tensor, mean: Tensor, count: int) -> Tensor:
+        """Return the products of queries and of a mean at positions 0, 1, …, ``(H, R, count)`` float32.
 
         Parameters
         ----------
         queries : Tensor
             ``(H, R, d)``.
-        gain : Tensor
-            ``(H,)``.
+        mean : Tensor
+            ``(H, 2, P)``: this one, or a part of it.
         count : int
             Number of positions.
 
@@ -133,7 +133,6 @@ class RotaryMean:
         """
         begins, places = self.tables(count)
         first, second = (queries[..., channels].float() for channels in self.channels)
-        mean = self.mean * gain.float()[:, None, None]
         a, b = mean[:, None, 0], mean[:, None, 1]
         real, imaginary = first * a + second * b, first * b - second * a  # of the conjugate of q, times the mean
         cosines, sines = begins[: -(-count // BLOCK), :, None, None].unbind(1)

@@ -96,12 +96,11 @@ def left_out(query: Tensor, tail: Tensor, old: CodedParts) -> Tensor | None:
     if rotary is None or all(row.gain is None for row in old.rows):
         return None
     own = query.reshape(len(query), tail.shape[1], -1, query.shape[-1])
-    none = torch.zeros(len(own[0]), dtype=torch.float16, device=query.device)
-    gains = [none if row.gain is None else row.gain for row in old.rows]
+    means = [row.left_out(rotary) for row in old.rows]
     if query.is_cpu:
-        means = torch.stack([rotary.mean * gain.float()[:, None, None] for gain in gains])
-        return kernels.turned_products(own.float(), means, rotary.channels, *rotary.tables(old.length), old.length)
-    return torch.stack([rotary.logits(each, gain, old.length) for each, gain in zip(own, gains, strict=True)])
+        every = means[0][None] if len(means) == 1 else torch.stack(means)
+        return kernels.turned_products(own.float(), every, rotary.channels, *rotary.tables(old.length), old.length)
+    return torch.stack([rotary.logits(each, mean, old.length) for each, mean in zip(own, means, strict=True)])
 
 
 def all_seen(older: Tensor, old: CodedParts) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...._util.arrays import to_device
 from ....kernels.cache.coded.table import CodedSequence, CodesTable, table_of, units_of
 from ...bases.basis import Basis
-from ...bases.rotary import positions_of
+from ...bases.rotary import RotaryMean, positions_of
 from ..plan import LayerPlan
 from .bitplanes import append_bits, unpack_bits
 from .codes import Codes
@@ -169,10 +169,18 @@ class CodedRow:
         keys, values = (waiting_coordinates(codes, len(self.sink_keys)) for codes in self.waiting)
         return keys, values
 
+    def left_out(self, rotary: RotaryMean) -> Tensor:
+        """Return the part of a mean that is not in the codes of keys, ``(H, 2, P)`` float32: made once."""
+        if "left out" not in self._table:
+            gain = rotary.mean.new_zeros(len(rotary.mean)) if self.gain is None else self.gain.float()
+            self._table["left out"] = rotary.mean * gain[:, None, None]
+        found: Tensor = self._table["left out"]
+        return found
+
     def table(self) -> CodesTable:
         """Return where the codes are, for `grace_opt.kernels.cache.coded`: made once, and again where tensors moved."""
         known = self._table
-        if not known:
+        if "first" not in known:
             known["first"] = [each.keys.means for each in self.segments[:1]]
             known["first"] += [] if self.waiting is None else [self.waiting[0].means]
         where = [each.data_ptr() for each in known["first"]]
@@ -219,13 +227,12 @@ class CodedRow:
 
     def table_tensors(self) -> dict[str, Tensor]:
         """Return what `table` has made, by name; nothing before the first step that reads codes where they lie."""
-        if not self._table:
+        if "found" not in self._table:
             return {}
         found: CodesTable = self._table["found"]
         named = {"table.units": torch.from_numpy(found.units), "table.tasks": torch.from_numpy(found.tasks)}
         of_gpu = (each.tensors() for each in found.on_device)
-        if "positions" in self._table:
-            named["table.positions"] = self._table["positions"]
+        named |= {f"table.{name}": self._table[name] for name in ("positions", "left out") if name in self._table}
         return named | {f"table.gpu.{name}": tensor for each in of_gpu for name, tensor in each.items()}
 
     def __getstate__(self) -> dict[str, Any]:
