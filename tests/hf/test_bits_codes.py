@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from grace_opt.hf.bases.codebooks import EVEN_WIDTH, WIDTHS, codebooks, distortions, gaussian_levels
 from grace_opt.hf.stores.coded.bitplanes import append_bits, pack_bits, pack_codes, unpack_bits, unpack_codes
 from grace_opt.hf.stores.coded.codes import Codes, Part, encode, fixed_bits, stacked
-from grace_opt.hf.stores.coded.row import inverse
 from grace_opt.kernels._shared.threads import always_compiled
 from grace_opt.kernels.cache import coding
 from tests import oracle
@@ -236,14 +235,3 @@ def test_codes_come_back_from_their_tensors(change):
     }[change]()
     assert torch.equal(again.decode(), codes.decode())
     assert again.nbytes == codes.nbytes
-
-
-@pytest.mark.parametrize("width", [1, 64, 128, 160, 192, 256])
-@pytest.mark.parametrize("threads", [1, 2, 4])
-def test_inverse_matrices_are_right_in_any_number_of_threads(width: int, threads: int) -> None:
-    """MKL's batch of several large ones is not, in two."""
-    decode = (torch.randn(3, width, width, generator=torch.Generator().manual_seed(width)) / width**0.5).half()
-    torch.set_num_threads(threads)  # `one_thread` puts it back
-    found = inverse(decode)
-    expected = np.stack([np.linalg.inv(each) for each in decode.double().numpy()])
-    assert np.allclose(found.numpy(), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
