@@ -31,11 +31,12 @@ EXTRAS := demo,quant,gpu,lm-eval,bench,docs,dev
 OLDEST := .venv-oldest
 PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 # Files of tests/hf that do not run a second time, as what they test sees nothing of transformers: packed bits, codes,
-# their budgets, shares, files and refusals, steps on codes and codes of other devices, torch's defaults, threads, scores of tokens and the checks of damaged files are ours, or belong to libraries of which both environments
-# have one version (a file's way into a model and back is in test_saving, read= in test_reading, bits in every family and
-# way of generating in test_matrix). Nor do kernels run in Triton's interpreter again: the compiled ones get the same
-# tensors. What the versions differ in (caches, masks, generate, the choice of attention, chunks, candidates, compiling,
-# device maps, pipelines) runs in both.
+# their budgets, shares, files and refusals, steps on codes and codes of other devices, torch's defaults, threads,
+# scores of tokens and the checks of damaged files are ours, or belong to libraries of which both environments have one
+# version (a file's way into a model and back is in test_saving, read= in test_reading, bits in every family and way of
+# generating in test_matrix). Nor do kernels run in Triton's interpreter again: the compiled ones get the same tensors.
+# What the versions differ in (caches, masks, generate, the choice of attention, chunks, candidates, compiling, device
+# maps, pipelines) runs in both.
 ONCE := quantization eviction_scores tampering threads reading_bits bits_bad_input bits_budget bits_classes bits_codes \
 	bits_heads bits_saving bits_elsewhere bits_in_place bits_sensitivity defaults
 # What of constraints.txt does not go with it; constraints-oldest.txt has these, and what is needed besides.
