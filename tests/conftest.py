@@ -16,6 +16,7 @@ half a second each time, and starts less often than by default.
 import gc
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.context import BaseContext
@@ -79,6 +80,20 @@ def switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str | Non
 
     yield turn
     is_off.cache_clear()
+
+
+@pytest.fixture
+def second_model(tmp_path: Path) -> Callable[[], Path]:
+    """Copy the pocket model, and what a benchmark has recorded of it, under another name: so it is not measured."""
+
+    def make() -> Path:
+        from grace_opt.hf.models import POCKET_FOLDER
+
+        for folder, other in ((POCKET_FOLDER, tmp_path), (tmp_path / "runs" / POCKET_FOLDER.name, tmp_path / "runs")):
+            shutil.copytree(folder, other / "other")
+        return tmp_path / "other"
+
+    return make
 
 
 @pytest.fixture(scope="module")

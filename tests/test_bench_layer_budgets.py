@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +39,9 @@ def start(tmp_path: Path, books: list[Path], books_alone: None, monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_go_into_records_and_onto_a_page(
+    start, second_model: Callable[[], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(provenance, "is_clean", lambda source: True)
     text = start("--passages", "2")
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())
@@ -61,12 +63,7 @@ def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypa
     monkeypatch.setattr(calibrate, "budgets", lambda *rest: pytest.fail("measured again"))
     monkeypatch.setattr(layer_budgets, "steps", lambda *rest: pytest.fail("measured again"))
     assert start("--passages", "2") == text
-    for folder, other in (
-        (POCKET_FOLDER, tmp_path / "other"),
-        (tmp_path / "runs" / "pocket", tmp_path / "runs" / "other"),
-    ):
-        shutil.copytree(folder, other)  # the same weights, whose records are those of the first
-    text = start("--passages", "2", "--model", str(tmp_path / "other"))
+    text = start("--passages", "2", "--model", str(second_model()))
     assert "| eviction | kept | pocket | other |" in text
     assert "on 2 small models" in text
 

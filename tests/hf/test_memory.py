@@ -283,7 +283,7 @@ class TestTokensOfTheReport:
     ("dense", "of_layers"), [(0, [None, 64, None, 16]), (2, [None, None, None, 40])], ids=["sliding", "and dense"]
 )
 def test_the_mean_of_a_budget_that_falls_is_over_the_layers_that_evict(dense, of_layers, tiny):
-    """Of all layers, sliding ones too, it was 28 tokens for the last and 40 for the second."""
+    """Of all layers, sliding and dense ones too, they were 48 and 16 tokens, and 16."""
     kinds = ("sliding_attention", "full_attention") * 2
     changes = {"layer_types": kinds, "sliding_window": 12, "use_sliding_window": True, "num_hidden_layers": 4}
     model, ids = tiny("Qwen2", **changes), torch.arange(3, 90)[None]
