@@ -43,8 +43,8 @@ from bench.report import parser_of
 from bench.several import publish_models
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import CalibratedBasis, CompressedCache, Quantize, attention_implementation, capture_attention
+from grace_opt.hf.engine.filling import dense_cache, filled
 from grace_opt.hf.tools.evaluation import ask, stored_bits
-from grace_opt.hf.tools.filling import dense_cache, filled
 
 #: So large that no later token is compressed.
 NEVER = 2**20

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 
 from bench.provenance import digest, recorded
 from grace_opt.hf import CalibratedBasis, CompressedCache, calibrate, capture_attention
+from grace_opt.hf.engine.filling import dense_cache, filled
 from grace_opt.hf.tools.evaluation import PredictionDifference, StoredBits, compare_predictions, next_token_log_probs
-from grace_opt.hf.tools.filling import dense_cache, filled
 
 #: First and last tokens of a prompt that stay dense, in every row.
 SINKS, WINDOW = 4, 32

@@ -43,7 +43,7 @@ from bench.material import books
 from bench.report import parser_of
 from bench.several import publish_models
 from grace_opt.hf import CompressedCache, Quantize, attention_implementation, capture_attention
-from grace_opt.hf.tools.filling import filled
+from grace_opt.hf.engine.filling import filled
 from grace_opt.kernels._shared.switches import LLVM, is_off
 
 #: Tokens of a passage whose steps are measured, of one layer's context, and of a prompt whose memory is.

@@ -28,8 +28,8 @@ from bench.decode_bits_page import BITS, CODED, OURS
 from bench.wheel import KINDS
 from grace_opt.hf import CapturedAttention, CompressedCache
 from grace_opt.hf.bases.basis import Basis
+from grace_opt.hf.engine.filling import filled
 from grace_opt.hf.stores.coded.in_place import attention_in_place
-from grace_opt.hf.tools.filling import filled
 from grace_opt.kernels._shared.lanes import FEATURES
 
 ROOT = Path(__file__).parent.parent

@@ -39,8 +39,8 @@ from bench.machine import Model, copy_bandwidth
 from bench.report import BLACK, BLUE, RESULTS, SKY, Page, parser_of, publish, table
 from grace_opt.hf import CapturedAttention, CompressedCache, attention_implementation
 from grace_opt.hf.bases.basis import Basis
+from grace_opt.hf.engine.filling import filled
 from grace_opt.hf.stores.coded.in_place import attention_in_place
-from grace_opt.hf.tools.filling import filled
 from grace_opt.kernels._shared import dispatch
 
 #: Model's shape, tokens and prompts of one layer, and of whole steps; the same with ``--small``.

@@ -41,8 +41,8 @@ from grace_opt.hf import (
     calibrate,
     capture_attention,
 )
+from grace_opt.hf.engine.filling import dense_cache, filled
 from grace_opt.hf.evict.token_budget import Budget
-from grace_opt.hf.tools.filling import dense_cache, filled
 
 #: Share of the tokens that is kept where steps are timed, and the number of steps.
 STEP_SHARE, ROUNDS = 0.25, 25

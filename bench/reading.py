@@ -31,9 +31,9 @@ from bench.reading_page import RATIO, TRUE, USUAL, page
 from bench.report import parser_of
 from bench.several import publish_models
 from grace_opt.hf import CompressedCache, TopTokens, attention_implementation, capture_attention
+from grace_opt.hf.engine.filling import filled
 from grace_opt.hf.stores.channels import reading as reading
 from grace_opt.hf.tools.evaluation import next_token_log_probs
-from grace_opt.hf.tools.filling import filled
 from grace_opt.kernels.cache.decode.reference import attention as whole_attention
 from grace_opt.kernels.cache.reading import Few, Stored, reference_for
 

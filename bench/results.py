@@ -27,6 +27,7 @@ COMMANDS = {
     "real_heads": "python -m bench.real_heads",
     "sparse": "python -m bench.sparse",
     "bits": "python -m bench.bits",
+    "max_kl": "python -m bench.max_kl",
     "calibration_cost": "python -m bench.calibration_cost",
     "growth": "python -m bench.growth",
     "reading": "python -m bench.reading",

@@ -25,9 +25,9 @@ from bench.caches import SINKS, WINDOW
 from bench.efficiency.methods import int4
 from grace_opt.errors import EvaluationError
 from grace_opt.hf import H2O, CalibratedBasis, CompressedCache, PyramidKV, Quantize, SnapKV
+from grace_opt.hf.engine.filling import filled
 from grace_opt.hf.evict.names import eviction_to_dict
 from grace_opt.hf.tools.evaluation import StoredBits, stated_bits, stored_bits
-from grace_opt.hf.tools.filling import filled
 
 #: So large that no later token is compressed.
 NEVER = 2**20

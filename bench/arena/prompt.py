@@ -12,9 +12,9 @@ from transformers.cache_utils import DynamicCache
 
 from bench.arena.stored import Layer
 from grace_opt.hf import capture_attention
+from grace_opt.hf.engine.filling import dense_cache
 from grace_opt.hf.models.projection import PROJECTION_NAMES, output_projection
 from grace_opt.hf.models.prunable import prunable_layers
-from grace_opt.hf.tools.filling import dense_cache
 
 
 class Prompt:

@@ -7,10 +7,10 @@ import torch
 from transformers import LlamaConfig
 
 from grace_opt.hf import CapturedAttention, CompressedCache
+from grace_opt.hf.engine.filling import filled
 from grace_opt.hf.stores.coded import heads as bits_heads
 from grace_opt.hf.stores.coded.parts import Received
 from grace_opt.hf.stores.tail import Tail
-from grace_opt.hf.tools.filling import filled
 from grace_opt.kernels import steps
 from grace_opt.kernels.cache import coding, received
 from tests.elsewhere import elsewhere, here, watched

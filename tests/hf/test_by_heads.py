@@ -22,13 +22,13 @@ from grace_opt.hf import (
     attention_implementation,
     capture_attention,
 )
+from grace_opt.hf.engine.filling import dense_cache, filled
 from grace_opt.hf.engine.saving import FILE_FORMAT, load_about
 from grace_opt.hf.evict.kept_tokens import kept_tokens, tokens_of_heads
 from grace_opt.hf.models import load_pocket
 from grace_opt.hf.models.attention import register
 from grace_opt.hf.stores.channels.by_heads import ByHeads
 from grace_opt.hf.tools.evaluation import next_token_log_probs, stored_bits
-from grace_opt.hf.tools.filling import dense_cache, filled
 from grace_opt.kernels.cache import decode as by_kernel
 
 SHARES = (0.1, 0.25, 0.5)

@@ -30,13 +30,13 @@ from grace_opt.hf import (
     calibrate,
     capture_attention,
 )
+from grace_opt.hf.engine.filling import dense_cache
 from grace_opt.hf.evict import layer_budgets
 from grace_opt.hf.evict.kept_tokens import kept_tokens, tokens_kept
 from grace_opt.hf.evict.names import eviction_from_dict, eviction_to_dict
 from grace_opt.hf.models import load_pocket
 from grace_opt.hf.models.attention import register
 from grace_opt.hf.tools.evaluation import compare_predictions, next_token_log_probs
-from grace_opt.hf.tools.filling import dense_cache
 from tests import oracle
 
 SHARES = (0.1, 0.25, 0.5)

@@ -12,12 +12,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from ..._util.file_lock import file_lock
@@ -31,11 +33,11 @@ from ..models.fingerprint import fingerprint
 from ..models.loading import MOST_QUOTED
 from ..settings.bits import CALIBRATED
 from . import basis_folder, calibrate
-from .block_bases import kept_in_block, used_in_block
+from .block_bases import kept_in_block, renew_in_block, used_in_block
 from .calibrate import refuse_parts
 from .calibrated import CalibratedBasis
 from .sensitivity import GradientError
-from .texts import shipped_texts
+from .texts import all_token_ids, shipped_texts
 
 _MADE: weakref.WeakKeyDictionary[PreTrainedModel, CalibratedBasis] = weakref.WeakKeyDictionary()
 _LOCKS: weakref.WeakKeyDictionary[PreTrainedModel, threading.Lock] = weakref.WeakKeyDictionary()
@@ -100,6 +102,42 @@ def basis_for(
         lock = _LOCKS.setdefault(model, threading.Lock())
     with lock:  # of threads that come at the same time, one calibrates
         return kept_in_block(model, CALIBRATED, lambda: _remembered(model, tokenizer, advance))
+
+
+def with_measured_kl(
+    model: PreTrainedModel | PreTrainedConfig,
+    measure: Callable[[CalibratedBasis, Sequence[Tensor], Callable[[float], None]], Tensor],
+) -> CalibratedBasis:
+    """Return a model's own basis with what bits leave, which is measured now if nobody has done so before.
+
+    Parameters
+    ----------
+    model : PreTrainedModel or PreTrainedConfig
+    measure : callable
+        Gets the basis, the token numbers of the texts that it is made of, and what to call with the number of texts
+        done so far; returns the curve (`kl_curve`).
+    """
+    basis = basis_for(model)
+    if basis.kl is not None:
+        return basis
+    assert isinstance(model, PreTrainedModel)  # else there is no basis
+    with _LOCKS[model]:  # of threads that come at the same time, one measures
+        basis = kept_in_block(model, CALIBRATED, lambda: _remembered(model, None, lambda done: None))
+        if basis.kl is not None:
+            return basis
+        name, start = _name(model), time.monotonic()
+        every = all_token_ids(None, _tokenizer(model), "calibrate.kl", model)
+        _say(f"grace_opt: measuring what bits leave on {name}, once per model, for max_kl=")
+        with progress_bar(None, len(every), "texts") as show:
+            curve = measure(basis, every, lambda done: show(f"measuring {name}", done))
+        basis = _MADE[model] = replace(basis, kl=curve)
+        renew_in_block(model, CALIBRATED, basis)
+        path = _place(basis.fingerprint)
+        if path is not None:
+            with suppress(CalibrationError):  # `_made_now` has said so
+                basis_folder.write(path, basis, name)
+        _say(f"grace_opt: measured {name} in {time.monotonic() - start:.0f} s")
+        return basis
 
 
 def check_at_hand(model: PreTrainedModel | PreTrainedConfig) -> None:

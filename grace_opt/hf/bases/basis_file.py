@@ -19,6 +19,8 @@ INVERSE_TOLERANCE = 1e-5
 _PARTS = ("encode", "decode", "energy")
 _TYPES = {"encode": torch.float32, "decode": torch.float32, "energy": torch.float64, "rates": torch.float32}
 _ROTARY = {"frequencies": torch.float64, "channels": torch.int64, "mean": torch.float32}
+#: The tensor of the measured curve, which not every file has.
+MEASURED_KL = "kl"
 _FIELDS = ("keys", "values", "key_rates", "value_rates")
 
 
@@ -38,6 +40,8 @@ class Contents(Protocol):
     @property
     def fingerprint(self) -> dict[str, int | str]: ...
     @property
+    def kl(self) -> Tensor | None: ...
+    @property
     def texts(self) -> int: ...
     @property
     def tokens(self) -> int: ...
@@ -46,6 +50,8 @@ class Contents(Protocol):
 def as_tensors(contents: Contents) -> dict[str, Tensor]:
     """Return everything that is a tensor, by name."""
     found = {"multipliers": contents.multipliers}
+    if contents.kl is not None:
+        found[MEASURED_KL] = contents.kl
     for layer in contents.keys:
         for kind, basis, rates in (
             ("keys", contents.keys[layer], contents.key_rates[layer]),
@@ -67,7 +73,7 @@ def from_tensors(about: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str,
     found |= {"fingerprint": dict(fingerprint), "texts": about.get("texts"), "tokens": about.get("tokens")}
     if "multipliers" not in tensors:
         raise CalibrationError("the prices are missing.")
-    found["multipliers"] = tensors.pop("multipliers")
+    found |= {"multipliers": tensors.pop("multipliers"), "kl": tensors.pop(MEASURED_KL, None)}
     names = {name.partition(".")[0] for name in tensors}
     if not all(name.isdecimal() for name in names):
         raise CalibrationError("it has tensors that belong to no layer.")
@@ -103,6 +109,8 @@ def check_contents(contents: Contents) -> None:
     _require(prices, "multipliers", torch.float64, 1)
     if len(prices) < 2 or not (prices > 0).all() or not (prices[1:] > prices[:-1]).all():
         raise CalibrationError("its prices are not positive and ascending.")
+    if contents.kl is not None:
+        _check_curve(contents.kl)
     for layer in layers:
         for kind, basis, rates in (
             ("keys", contents.keys[layer], contents.key_rates[layer]),
@@ -135,6 +143,15 @@ def _check_basis(where: str, basis: Basis, rates: Tensor, prices: int) -> None:
     off = (encode @ decode - torch.eye(width, dtype=torch.float64, device=encode.device)).abs()
     if not (off <= INVERSE_TOLERANCE * (1 + encode.abs() @ decode.abs())).all():
         raise CalibrationError(f"{where}: decode is not the inverse of encode.")
+
+
+def _check_curve(curve: Tensor) -> None:
+    _require(curve, "measured KL", torch.float64, 2)
+    if len(curve) < 2 or curve.shape[1] != 2 or not (curve > 0).all():
+        raise CalibrationError(f"its measured KL is {tuple(curve.shape)}, and not some bits and the KL of each.")
+    bits, kl = curve.T
+    if not (bits[1:] > bits[:-1]).all() or not (kl[1:] <= kl[:-1]).all():
+        raise CalibrationError("its measured KL does not fall as the bits rise.")
 
 
 def _check_rotary(where: str, rotary: RotaryMean, heads: int, width: int) -> None:

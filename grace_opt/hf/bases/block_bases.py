@@ -60,6 +60,13 @@ def kept_in_block(
     return used.bases[name]
 
 
+def renew_in_block(model: PreTrainedModel | PreTrainedConfig, name: str, basis: CalibratedBasis) -> None:
+    """Let the blocks that are open on a model use this from now on, of which more is known; nothing without any."""
+    used = _used(model)
+    if used is not None:
+        used.bases[name] = basis
+
+
 def _used(model: PreTrainedModel | PreTrainedConfig) -> _Used | None:
     hook = vars(model).get("generate")
     return _USED.setdefault(hook, _Used()) if isinstance(hook, GenerateHook) else None

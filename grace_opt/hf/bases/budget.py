@@ -20,6 +20,7 @@ from ...errors import CacheError
 from ..settings.bits import MAX_BITS
 from .basis import Basis
 from .calibrated import CalibratedBasis
+from .kl_curve import kl_of_bits
 
 
 class BasisSource:
@@ -57,7 +58,7 @@ class BitBudget:
     total_bytes : int or None
         Bytes of the whole cache at the end of the prompt.
     basis : str
-        "calibrated", "prompt" or "none".
+        "calibrated" or "none".
     source : BasisSource, optional
         Of the calibrated basis.
     layers : tuple of int
@@ -81,6 +82,14 @@ class BitBudget:
     def calibrated(self) -> CalibratedBasis | None:
         """The calibrated basis, which may have to be made now; None without a calibration."""
         return None if self.source is None else self.source()
+
+    @property
+    def predicted_kl(self) -> float | None:
+        """The KL that was measured for as many bits; None where it was not, or K and V have different ones."""
+        known = None if self.source is None else self.source.known
+        if known is None or known.kl is None or self.key_bits is None or self.key_bits != self.value_bits:
+            return None
+        return kl_of_bits(known.kl, self.key_bits)
 
     def bases(self, layer: int, heads: int, rank: int) -> tuple[Basis, Basis] | None:
         """Return the bases of a layer's keys and values, of this rank's heads; None without a calibration."""

@@ -22,7 +22,7 @@ from ..models.arguments import unwrap_model
 from ..models.fingerprint import fingerprint as fingerprint_of
 from ..models.fingerprint import fingerprint_differences
 from .basis import Basis
-from .basis_file import FORMAT, as_tensors, check_contents, from_tensors
+from .basis_file import FORMAT, MEASURED_KL, as_tensors, check_contents, from_tensors
 from .rates import rates_of_mean
 
 
@@ -44,6 +44,9 @@ class CalibratedBasis:
         Which model it was made for; see `grace_opt.hf.models.fingerprint.fingerprint`.
     texts, tokens : int
         Number of calibration texts, and of their tokens.
+    kl : Tensor, optional
+        ``(M, 2)`` float64: numbers of bits, ascending, and the KL that `calibrate.kl` has measured with each; None if
+        nobody has asked for it.
 
     Examples
     --------
@@ -65,6 +68,7 @@ class CalibratedBasis:
     fingerprint: dict[str, int | str] = field(default_factory=dict)
     texts: int = 0
     tokens: int = 0
+    kl: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Refuse tensors that do not belong together."""
@@ -77,7 +81,7 @@ class CalibratedBasis:
 
     def digest(self) -> str:
         """Return a digest of all numbers: what was coded in one basis is read in none but the same."""
-        return digest({name: tensor.cpu() for name, tensor in as_tensors(self).items()}, {})
+        return digest({name: tensor.cpu() for name, tensor in as_tensors(self).items() if name != MEASURED_KL}, {})
 
     def shares(
         self, key_bits: float, value_bits: float, tokens: Sequence[int] | None = None

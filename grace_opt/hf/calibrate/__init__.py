@@ -1,7 +1,8 @@
-"""What is measured once for a model: `masks` of channels, a `basis` for bits, `budgets` of layers and heads."""
+"""What is measured once for a model: `masks` of channels, a `basis` for bits and its `kl`, `budgets` of layers."""
 
 from ..bases.calibrate import basis
 from .head_budgets import budgets
+from .measured_kl import kl
 from .static_masks import masks
 
-__all__ = ["basis", "budgets", "masks"]
+__all__ = ["basis", "budgets", "kl", "masks"]

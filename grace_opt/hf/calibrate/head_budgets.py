@@ -21,6 +21,7 @@ from ...errors import CalibrationError, OptionError
 from ..bases.evaluated import evaluated
 from ..bases.texts import check_known, given_texts, token_ids
 from ..engine.cache import CompressedCache
+from ..engine.filling import filled
 from ..evict.graph_eviction import GraphEviction
 from ..evict.layer_budgets import check_divisible
 from ..evict.layer_losses import LayerLosses
@@ -32,7 +33,6 @@ from ..models.prunable import text_config
 from ..models.recording import capture_attention
 from ..stores.channels.by_heads import ByHeads, some_heads
 from ..tools.evaluation import compare_predictions, next_token_log_probs
-from ..tools.filling import filled
 from .known_layers import decoder_layers, outputs_recorded, returning
 
 #: Shares of the prompt's tokens that a head keeps.

@@ -46,6 +46,7 @@ from ..stores.maker import StoreMaker, name_of
 from ..stores.plan import LayerPlan, MaskSource
 from ..stores.tally import LayerReading, ReadReport
 from .in_step import InStep, all_or_none
+from .kl_by_bits import within_kl
 from .layer import PrunedKeyLayer
 from .mask_source import forgotten_source, no_source, settings_of
 from .report import MemoryReport, measure
@@ -187,6 +188,8 @@ class CompressedCache(Cache):
     def _budget(self, bits: Bits, model: PreTrainedModel | PreTrainedConfig, count: int, requested: bool) -> BitBudget:
         """Return the budget of bits; if nobody asked for bits, an error says what does without them."""
         try:
+            if bits.max_kl is not None:
+                bits = within_kl(bits, model, CompressedCache)
             return budget_of(bits, model, self._shape, self.prunable_layers, count)
         except GraceError as error:
             if requested:

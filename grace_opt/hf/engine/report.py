@@ -47,6 +47,9 @@ class MemoryReport:
         All of the above for K and for V, and half of the tokens' classes each.
     coded_key_elements, coded_value_elements, all_elements : int
         Numbers of elements that are coded, and of all in the prunable layers.
+    predicted_kl : float, optional
+        With ``max_kl=``, or with ``bits=`` where that was measured before: the KL divergence, nats per token, that as
+        many bits left on other text. A single text's may be a third of it or twice as large.
     waiting_tokens : int
         With ``bits=``: newer tokens that wait for their classes, with more bits than asked for.
     stored_as : str
@@ -87,6 +90,7 @@ class MemoryReport:
     coded_key_elements: int = 0
     coded_value_elements: int = 0
     all_elements: int = 0
+    predicted_kl: float | None = None
     waiting_tokens: int = 0
     stored_as: str = "pruned"
     reading_bytes: int = 0
@@ -188,6 +192,8 @@ class MemoryReport:
                 f"  coded tokens have {self.bits:.3f} bits per element ({self.key_bits:.3f} of K, "
                 f"{self.value_bits:.3f} of V), everything counted; all tokens {self.mean_bits:.3f}"
             )
+        if self.predicted_kl is not None:
+            lines.append(f"  a KL divergence of {self.predicted_kl:.2g} nats per token was measured with as many bits")
         if self.read_share is not None:
             lines.append(
                 f"  steps read {self.read_share:.1%} of the stored tokens; the others had at most "
@@ -292,6 +298,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         coded_key_elements=sizes["key elements"],
         coded_value_elements=sizes["value elements"],
         all_elements=sizes["all elements"],
+        predicted_kl=None if layers[0].plan.bits is None else layers[0].plan.bits.predicted_kl,
         waiting_tokens=max(0 if layer.compressed is None else layer.compressed.waiting for layer in layers),
         stored_as=layers[0].maker.stored_as(layers[0].plan),
         reading_bytes=sizes["reading"],

@@ -17,7 +17,7 @@ from ...errors import OptionError
 from ..models.arguments import explains_arguments
 
 #: The settings of which one (or the pair in the middle) asks for bits.
-BUDGETS = ("bits", "key_bits", "value_bits", "total_bytes")
+BUDGETS = ("bits", "key_bits", "value_bits", "total_bytes", "max_kl")
 CALIBRATED, NO_BASIS = "calibrated", "none"
 TAIL_BLOCK_WITH_BITS = 64
 #: Every block of newer tokens has means and scales of its own, which weigh more the smaller it is.
@@ -36,6 +36,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("nbits", "n_bits", "num_bits", "kv_bits", "mean", "bits_per_element"), "write bits="),
     **dict.fromkeys(("keys", "k", "k_bits"), "write key_bits="),
     **dict.fromkeys(("values", "v", "v_bits"), "write value_bits="),
+    **dict.fromkeys(("kl", "target_kl", "max_error", "quality"), "write max_kl="),
     **dict.fromkeys(("max_bytes", "num_bytes", "nbytes", "bytes", "memory"), "write total_bytes="),
 }
 
@@ -49,11 +50,14 @@ class Bits:
     ----------
     bits : float, optional
         Mean number of bits per element of K and V, with everything counted, over the tokens that are neither sink
-        tokens nor recent; 2.25 if none of these four is given.
+        tokens nor recent; 2.25 if none of these five is given.
     key_bits, value_bits : float, optional
         The same for K and V apart; both, instead of ``bits``.
     total_bytes : int, optional
         Bytes of the whole cache at the end of the prompt, dense parts included, instead of ``bits``.
+    max_kl : float, optional
+        KL divergence from the dense cache's next-token distributions, nats per token, instead of ``bits``: the fewest
+        bits that leave no more, as measured once for the model.
     basis : str or path
         "calibrated" (the model's own, made once and kept), "none" (the channels as they are), or a file that
         ``grace-opt calibrate basis`` wrote.
@@ -76,6 +80,7 @@ class Bits:
     key_bits: float | None = None
     value_bits: float | None = None
     total_bytes: int | None = None
+    max_kl: float | None = None
     basis: str | os.PathLike[str] = CALIBRATED
     trellis: bool = True
 
@@ -94,15 +99,21 @@ class Bits:
                     "attach() out for a cache as it is"
                 )
         check_fields(self, integer, "total_bytes", at_least=1, optional=True)
-        if self.budget not in (("bits",), ("total_bytes",), ("key_bits", "value_bits")):
+        check_fields(self, number, "max_kl", above=0, optional=True)
+        if self.budget not in (("bits",), ("total_bytes",), ("max_kl",), ("key_bits", "value_bits")):
             raise OptionError(
-                f"{' and '.join(self.budget)} given: write bits= alone, key_bits= and value_bits= together, or "
-                "total_bytes= alone"
+                f"{' and '.join(self.budget)} given: write bits= alone, key_bits= and value_bits= together, "
+                "total_bytes= alone, or max_kl= alone"
+            )
+        if self.max_kl is not None and self.basis == NO_BASIS:
+            raise OptionError(
+                f'max_kl={self.max_kl:g} and basis="{NO_BASIS}": what bits leave is measured with the model\'s '
+                "calibrated basis; leave basis= out, or write bits="
             )
 
     @property
     def budget(self) -> tuple[str, ...]:
-        """Names of what is given of the four."""
+        """Names of what is given of the five."""
         return tuple(name for name in BUDGETS if getattr(self, name) is not None)
 
     def check_tail_block(self, block: int) -> None:

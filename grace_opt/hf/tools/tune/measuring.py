@@ -1,7 +1,6 @@
 """Measure one setting on one window: what it changes, what it takes, and how long a token takes beside the dense cache.
 
-A window is read once; every cache is filled with what its attention received. Where that is not enough (layers without
-attention, or that share a cache), the model reads the window again for each cache.
+A window is read once, and every cache filled with it (`ReadOnce`).
 
 Each measurement proves that the compressed cache was used: it held compressed tokens before and after the model read
 it, grew by what was fed, took fewer bytes than the dense one, and the model's answers were not the dense cache's, bit
@@ -21,12 +20,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from ....errors import CacheError, EvaluationError
+from ....errors import EvaluationError
 from ...engine.cache import CompressedCache
+from ...engine.filling import ReadOnce
 from ...models.implementation import attention_implementation, base_for
-from ...models.recording import CapturedAttention, capture_attention
 from ..evaluation import StoredBits, compare_predictions, next_token_log_probs, score_answer, stored_bits
-from ..filling import filled
 from .candidates import Candidate
 from .foreign import quantized_bits
 from .windows import Window
@@ -42,7 +40,7 @@ class _Read:
     """The window that was read last, and what the dense cache makes of it."""
 
     number: int
-    captured: dict[int, CapturedAttention] | None
+    prompt: ReadOnce
     dense: Any
     log_probs: Tensor
     elements: tuple[int, int]
@@ -80,7 +78,7 @@ class Measurer:
         candidate, window = self._candidates[config["setting"]], self._windows[config["place"]]
         with attention_implementation(self._model, f"grace_{base_for(self._model)}"):
             read = self._read(config["place"])
-            cache = self._filled(candidate.make(self._model), read, window)
+            cache = read.prompt.fill(candidate.make(self._model))
             sizes, tokens = self._size(cache, read)
             found = next_token_log_probs(self._model, cache, window.fed.to(self._model.device))
             self._check_used(cache, window, tokens, found, read)
@@ -92,26 +90,13 @@ class Measurer:
         if self._last is None or self._last.number != number:
             self._last = None  # two windows at once may not fit
             window, model = self._windows[number], self._model
-            context = window.context.to(model.device)
-            try:
-                captured = capture_attention(model, context)
-            except CacheError:
-                captured = None
-            dense = DynamicCache(config=model.config)
-            if captured is not None and sorted(captured) != list(range(len(dense.layers))):
-                captured = None
-            read = _Read(number, captured, dense, torch.empty(0, device="cpu", dtype=torch.float64), (0, 0))
-            self._filled(dense, read, window)
+            prompt = ReadOnce(model, window.context.to(model.device))
+            dense = prompt.fill(DynamicCache(config=model.config))
+            read = _Read(number, prompt, dense, torch.empty(0, device="cpu", dtype=torch.float64), (0, 0))
             read.elements = _elements(dense)
             read.log_probs = next_token_log_probs(model, dense, window.fed.to(model.device))
             self._last = read
         return self._last
-
-    def _filled(self, cache: Any, read: _Read, window: Window) -> Any:
-        if read.captured is not None:
-            return filled(cache, read.captured)
-        self._model(window.context.to(self._model.device), past_key_values=cache, logits_to_keep=1)
-        return cache
 
     def _size(self, cache: Any, read: _Read) -> tuple[StoredBits, int]:
         """Return the bits that it takes, and how many tokens are compressed."""

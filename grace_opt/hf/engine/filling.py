@@ -1,20 +1,23 @@
 """Fill caches with a prompt that was read once: many settings compared for the price of one reading.
 
-When: `grace_opt.hf.tune` and the benchmarks, which measure many caches after the same prompt. A test compares a filled
-cache with one whose prompt the model reads.
+When: `grace_opt.hf.tune`, `calibrate.kl` and the benchmarks, which measure many caches after the same prompt. A test
+compares a filled cache with one whose prompt the model reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from ..engine.layer import PrunedKeyLayer
+from ...errors import CacheError
 from ..models.observation import Observation
-from ..models.recording import CapturedAttention
+from ..models.recording import CapturedAttention, capture_attention
+from .layer import PrunedKeyLayer
 
 AnyCache = TypeVar("AnyCache", bound=Any)
 
@@ -57,3 +60,31 @@ def filled(cache: AnyCache, captured: Mapping[int, CapturedAttention]) -> AnyCac
 def dense_cache(model: PreTrainedModel, captured: Mapping[int, CapturedAttention]) -> DynamicCache:
     """Return transformers' cache, filled with a prompt that was read before."""
     return filled(DynamicCache(config=model.config), captured)
+
+
+class ReadOnce:
+    """A prompt that a model has read, with which caches are filled.
+
+    Where what its attention received is not enough (layers without attention, or that share a cache), the model reads
+    the prompt again for each cache.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    ids : Tensor
+        ``(1, n)``, on the model's device.
+    """
+
+    def __init__(self, model: PreTrainedModel, ids: Tensor) -> None:
+        self._model, self._ids, self._captured = model, ids, None
+        count = len(DynamicCache(config=model.config).layers)
+        with suppress(CacheError):
+            captured = capture_attention(model, ids)
+            self._captured = captured if sorted(captured) == list(range(count)) else None
+
+    def fill(self, cache: AnyCache) -> AnyCache:
+        """Fill a new cache; return the same object."""
+        if self._captured is not None:
+            return filled(cache, self._captured)
+        self._model(self._ids, past_key_values=cache, logits_to_keep=1)
+        return cache
