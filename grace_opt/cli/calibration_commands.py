@@ -60,6 +60,9 @@ def basis(
     end_to_end: Annotated[
         bool, typer.Option(help="Share bits among heads by how sensitive the next tokens are; takes gradients.")
     ] = True,
+    kl: Annotated[
+        bool, typer.Option("--kl", help="Measure what bits leave as well, for max_kl=; takes about twice as long.")
+    ] = False,
     show: Annotated[
         bool, typer.Option("--list", help="List the folder of bases: models, days, sizes, last uses. With MODEL, its.")
     ] = False,
@@ -85,6 +88,8 @@ def basis(
             from ..hf.bases.at_hand import basis_for
             from ..hf.bases.calibrate import TOKENS
             from ..hf.bases.texts import shipped_texts
+            from ..hf.engine.cache import CompressedCache
+            from ..hf.engine.kl_by_bits import measured_basis
             from ..hf.models.loading import POCKET_FOLDER
         except ImportError as error:
             raise OptionError(f"calibration needs transformers: {pip_install('hf')} ({error})") from None
@@ -103,6 +108,7 @@ def basis(
         start = time.monotonic()
         if out is None:
             made = basis_for(loaded, tokenizer=tokenizer)
+            made = measured_basis(loaded, CompressedCache) if kl else made
         else:
             with progress_bar(None, len(texts), "texts") as bar:
                 made = calibrate.basis(
@@ -114,6 +120,16 @@ def basis(
                     advance=lambda done: bar(f"calibrating {model}", done),
                     checkpoint=basis_folder.unfinished(out),
                 )
+            if kl:
+                with progress_bar(None, len(texts), "texts") as bar:
+                    made = calibrate.kl(
+                        loaded,
+                        made,
+                        tokenizer,
+                        texts,
+                        tokens=tokens or TOKENS,
+                        advance=lambda done: bar(f"measuring {model}", done),
+                    )
             made.save(out)
         seconds = time.monotonic() - start
     print_basis(console, made, seconds)

@@ -64,6 +64,9 @@ def print_basis(console: Console, basis: CalibratedBasis, seconds: float) -> Non
         f"text{'s' * (basis.texts > 1)}, {basis.tokens:,} tokens; {seconds:.1f} s, {size / 1024:,.0f} KiB",
         soft_wrap=True,
     )
+    if basis.kl is not None:
+        curve = "  ".join(f"{bits:g}: {kl:.2g}" for bits, kl in basis.kl.tolist())
+        console.print(f"KL divergence left, nats per token, by bits: {curve}", soft_wrap=True)
     table = FittingTable(title=f"bits per element of each head at {SHOWN_BITS} on average")
     table.add_column("layer", justify="right")
     for name in ("keys", "values"):

@@ -126,7 +126,7 @@ def with_measured_kl(
         if basis.kl is not None:
             return basis
         name, start = _name(model), time.monotonic()
-        every = all_token_ids(None, _tokenizer(model), "calibrate.kl", model)
+        every = all_token_ids([*shipped_texts()], _tokenizer(model), "calibrate.kl", model)
         _say(f"grace_opt: measuring what bits leave on {name}, once per model, for max_kl=")
         with progress_bar(None, len(every), "texts") as show:
             curve = measure(basis, every, lambda done: show(f"measuring {name}", done))

@@ -58,18 +58,22 @@ def within_kl(given: Bits, model: PreTrainedModel | PreTrainedConfig, make: Call
     """
     assert given.max_kl is not None
     kind = os.fspath(given.basis)
-    if kind == CALIBRATED:
-        basis = with_measured_kl(
-            model, lambda made, every, advance: kl_curve(model, made, every, TOKENS, make, advance)
-        )
-    else:
-        basis = basis_for(model, kind)
+    basis = measured_basis(model, make) if kind == CALIBRATED else basis_for(model, kind)
     if basis.kl is None:
         raise CalibrationError(
             f"{kind} does not say what bits leave on this model, which max_kl= needs; write calibrate.kl(model, FILE, "
-            "tokenizer).save(FILE), or make it anew: grace-opt calibrate basis MODEL -o FILE"
+            "tokenizer).save(FILE), or make it anew: grace-opt calibrate basis MODEL -o FILE --kl"
         )
     return replace(given, max_kl=None, bits=bits_of_kl(basis.kl, given.max_kl))
+
+
+def measured_basis(model: PreTrainedModel | PreTrainedConfig, make: Callable[..., Any]) -> CalibratedBasis:
+    """Return a model's own basis with what bits leave; both are made now if nobody has done so before."""
+
+    def measure(basis: CalibratedBasis, every: Sequence[Tensor], advance: Callable[[float], None]) -> Tensor:
+        return kl_curve(model, basis, every, TOKENS, make, advance)
+
+    return with_measured_kl(model, measure)
 
 
 def kl_curve(

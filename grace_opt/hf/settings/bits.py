@@ -36,7 +36,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("nbits", "n_bits", "num_bits", "kv_bits", "mean", "bits_per_element"), "write bits="),
     **dict.fromkeys(("keys", "k", "k_bits"), "write key_bits="),
     **dict.fromkeys(("values", "v", "v_bits"), "write value_bits="),
-    **dict.fromkeys(("kl", "target_kl", "max_error", "quality"), "write max_kl="),
+    **dict.fromkeys(("kl", "target_kl", "max_error"), "write max_kl="),
     **dict.fromkeys(("max_bytes", "num_bytes", "nbytes", "bytes", "memory"), "write total_bytes="),
 }
 
@@ -105,10 +105,11 @@ class Bits:
                 f"{' and '.join(self.budget)} given: write bits= alone, key_bits= and value_bits= together, "
                 "total_bytes= alone, or max_kl= alone"
             )
-        if self.max_kl is not None and self.basis == NO_BASIS:
+        if self.max_kl is not None and (self.basis == NO_BASIS or not self.trellis):
+            other = f'basis="{NO_BASIS}"' if self.basis == NO_BASIS else "trellis=False"
             raise OptionError(
-                f'max_kl={self.max_kl:g} and basis="{NO_BASIS}": what bits leave is measured with the model\'s '
-                "calibrated basis; leave basis= out, or write bits="
+                f"max_kl={self.max_kl:g} and {other}: what bits leave is measured with a calibrated basis and a "
+                f"trellis; leave out {other}, or write bits="
             )
 
     @property
@@ -125,7 +126,12 @@ class Bits:
             )
 
     def check_eviction(self, evict: Any) -> None:
-        """Refuse an eviction that looks back at more queries than are observed."""
+        """Refuse an eviction that looks back at more queries than are observed, or whose error nobody has measured."""
+        if self.max_kl is not None:
+            raise OptionError(
+                f"max_kl={self.max_kl:g} and evict={type(evict).__name__}(...): what dropped tokens leave is not "
+                "measured; write bits= beside evict=, and see what both leave by `grace-opt tune`"
+            )
         needed = getattr(evict, "queries_needed", 0)
         if needed is not None and needed <= MAX_EVICTION_QUERIES:
             return
