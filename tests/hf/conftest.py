@@ -111,7 +111,7 @@ def in_one_graph():
 
 
 #: What says how a cache is made smaller in another way than by dropping the usual share of the channels.
-ELSE = {"ratio", "kept_channels", "method", "provider", "masks", "config", "bits", "key_bits", "total_bytes"}
+ELSE = {"ratio", "kept_channels", "method", "provider", "masks", "config", "bits", "key_bits", "total_bytes", "max_kl"}
 
 
 @pytest.fixture

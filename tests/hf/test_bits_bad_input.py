@@ -92,7 +92,7 @@ class TestSettings:
         ids=" ".join,
     )
     def test_that_say_it_twice_or_half(self, given):
-        says = f"{' and '.join(given)} given: write bits= alone, key_bits= and value_bits= together, or total_bytes="
+        says = f"{' and '.join(given)} given: write bits= alone, key_bits= and value_bits= together, total_bytes="
         with pytest.raises(OptionError, match=says):
             CacheConfig(**given)
 

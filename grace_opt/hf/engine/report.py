@@ -49,7 +49,7 @@ class MemoryReport:
         Numbers of elements that are coded, and of all in the prunable layers.
     predicted_kl : float, optional
         With ``max_kl=``, or with ``bits=`` where that was measured before: the KL divergence, nats per token, that as
-        many bits left on other text. A single text's may be a third of it or twice as large.
+        many bits left on other text: a guide, as the KL of a single text may be several times larger or smaller.
     waiting_tokens : int
         With ``bits=``: newer tokens that wait for their classes, with more bits than asked for.
     stored_as : str
