@@ -152,11 +152,17 @@ def check(case, b, answer, promise=True):
         binding = [answer.multipliers[b] if name == "budget" else answer.part_multipliers[name[0]][b, name[1]]
                    for name, _, _ in budgets]  # fmt: skip
         steps = [max((oracle.largest_step(losses[i], costs[i]) for i in groups), default=0) for _, groups, _ in budgets]
-        # Of nested parts that stop at equal slopes, the outer one alone has a price; the others hold steps back, too.
+        # Of nested parts that stop at equal slopes, the outer one alone has a price. The others hold back steps that
+        # are worth just what a group pays already.
+        paid = [
+            sum(price for price, (_, groups, _) in zip(binding, budgets, strict=True) if i in groups) for i in range(n)
+        ]
         room = [limit - math.fsum(spent[i] for i in groups) for _, groups, limit in budgets]
         held = [
             any(
-                costs[i][m] - spent[i] > left and losses[i][m] < chosen[i] for i in groups for m in range(len(costs[i]))
+                more > left and saved > 0 and saved == pytest.approx(paid[i] * more, rel=1e-9)
+                for i in groups
+                for more, saved in zip(np.subtract(costs[i], spent[i]), np.subtract(chosen[i], losses[i]), strict=True)
             )
             for (_, groups, _), left in zip(budgets, room, strict=True)
         ]
