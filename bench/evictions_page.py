@@ -30,6 +30,7 @@ def page(value: dict[str, Any]) -> Page:
     ratios = {label: {ours: _beside_best(each, ours) for ours in (OURS, FAST)} for label, each in kl.items()}
     worst, times, others = worst_of({label: [each for _, each in of[OURS].values()] for label, of in ratios.items()})
     kept = " / ".join(f"{float(share):.0%}" for share in shares)
+    counts = " or ".join(dict.fromkeys(str(len(each)) for each in cases.values()))
     cost = {label: _shares_of_prefill(of["seconds"]) for label, of in models.items()}
     spans = {name: _span([of[name] for of in cost.values()]) for name in (OURS, FAST)}
     rows, against = [], []
@@ -54,7 +55,7 @@ def page(value: dict[str, Any]) -> Page:
         f"the best other eviction at that share on {worst}{f', where it does worst ({others})' if others else ''}. "
         f"Choosing takes it {spans[OURS]} of the time to read the prompt. The fast setting takes {spans[FAST]}, and "
         f"has {_times(each for _, each in ratios[worst][FAST].values())} times that KL on {worst}.",
-        sure=f"Measured on {', '.join(models)}, {len(first)} passages of books, code and generated text each, with "
+        sure=f"Measured on {', '.join(models)}, {counts} passages of books, code and generated text each, with "
         f"{value['tokens']} of their own next tokens; intervals are 95 %, over passages.",
         tables=[
             *table(

@@ -84,8 +84,9 @@ def allocate(
     -----
     "lagrangian" takes the steps of the groups' lower convex hulls in order of slope until the budgets are met, which
     solves the linear relaxation but for one step per binding budget; single-level moves then use what is left. Hence
-    ``objective - lower_bound`` is at most the loss that one step saves, summed over the binding budgets. (Provided
-    that slopes, relative to each other, fit into float64; the bound holds anyway.)
+    ``objective - lower_bound`` is at most the loss that one step saves, summed over the budgets that hold a step back:
+    those with a positive multiplier and, where slopes are equal, parts within them. (Provided that slopes, relative to
+    each other, fit into float64; the bound holds anyway.)
 
     A budget counts as kept if the sum of the costs, rounded to float64, is at most the limit: ten times 0.1 keeps a
     budget of 1.
