@@ -66,7 +66,10 @@ BASES = st.sampled_from(["calibrated", "none", "b.safetensors"])
 MEANS = st.floats(0, 16, exclude_min=True)
 #: What gives every channel its number of bits, instead of a method and a size.
 GIVEN_BITS = st.one_of(
-    st.fixed_dictionaries({"bits": MEANS, "basis": BASES}, optional={"trellis": st.booleans()}),
+    st.fixed_dictionaries(
+        {"bits": MEANS, "basis": BASES},
+        optional={"trellis": st.booleans(), "guard": st.sampled_from(["warn", "raise", "off"])},
+    ),
     st.fixed_dictionaries({"key_bits": MEANS, "value_bits": MEANS, "basis": BASES}),
     st.fixed_dictionaries({"total_bytes": st.integers(1, 10**12), "basis": BASES}),
     st.fixed_dictionaries({"max_kl": st.floats(1e-9, 1e3)}),
@@ -128,7 +131,7 @@ class TestRoundTrip:
 
     def test_covers_every_field(self):
         drawn = {*SETTINGS, "method", "options", "ratio", "kept_channels", "weight"}  # one weight exists
-        drawn |= {"bits", "key_bits", "value_bits", "total_bytes", "max_kl", "basis", "trellis", "read"}
+        drawn |= {"bits", "key_bits", "value_bits", "total_bytes", "max_kl", "basis", "trellis", "guard", "read"}
         assert drawn == set(CacheConfig().to_dict())
         own = {f.name for f in dataclasses.fields(CacheConfig)}
         assert drawn == own - {"channels"} | {f.name for part in (Channels, Bits) for f in dataclasses.fields(part)}

@@ -20,6 +20,7 @@ from ...errors import CacheError
 from ..settings.bits import MAX_BITS
 from .basis import Basis
 from .calibrated import CalibratedBasis
+from .guard import Guard
 from .kl_curve import kl_of_bits
 
 
@@ -65,6 +66,8 @@ class BitBudget:
         The prunable layers.
     trellis : bool
         Whether the numbers of a channel are coded together.
+    guard : Guard
+        Says when a prompt is unlike the calibration.
     """
 
     key_bits: float | None
@@ -74,6 +77,7 @@ class BitBudget:
     source: BasisSource | None
     layers: tuple[int, ...]
     trellis: bool
+    guard: Guard
     _last: dict[object, dict[int, tuple[Tensor, Tensor]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

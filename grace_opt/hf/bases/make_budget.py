@@ -20,6 +20,7 @@ from .at_hand import basis_for, check_at_hand
 from .budget import BasisSource, BitBudget
 from .calibrated import CalibratedBasis
 from .classes import CLASS_BITS
+from .guard import Guard
 
 
 def budget_of(
@@ -82,7 +83,8 @@ def budget_of(
                 f"the file: grace-opt calibrate basis MODEL -o FILE.{meant}"
             )
         kind = CALIBRATED
-    return BitBudget(key_bits, value_bits, given.total_bytes, kind, source, tuple(layers), given.trellis)
+    guard = Guard(given.guard, layers[0])
+    return BitBudget(key_bits, value_bits, given.total_bytes, kind, source, tuple(layers), given.trellis, guard)
 
 
 def _basis(

@@ -9,7 +9,7 @@ nor ratios: it is negligible for long prompts and would dominate the ratio of a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 from ..stores.counting import storages
@@ -50,6 +50,9 @@ class MemoryReport:
     predicted_kl : float, optional
         With ``max_kl=``, or with ``bits=`` where that was measured before: the KL divergence, nats per token, that as
         many bits left on other text: a guide, as the KL of a single text may be several times larger or smaller.
+    divergence : float, optional
+        With ``bits=`` and a calibrated basis: how unlike the calibration's texts the prompt is in the layer where
+        most, as a share of what is too much; None for a cache from a file. See ``guard=``.
     waiting_tokens : int
         With ``bits=``: newer tokens that wait for their classes, with more bits than asked for.
     stored_as : str
@@ -91,6 +94,7 @@ class MemoryReport:
     coded_value_elements: int = 0
     all_elements: int = 0
     predicted_kl: float | None = None
+    divergence: float | None = None
     waiting_tokens: int = 0
     stored_as: str = "pruned"
     reading_bytes: int = 0
@@ -194,6 +198,8 @@ class MemoryReport:
             )
         if self.predicted_kl is not None:
             lines.append(f"  a KL divergence of {self.predicted_kl:.2g} nats per token was measured with as many bits")
+        if self.divergence is not None:
+            lines.append(f"  the prompt is unlike the calibration's texts by {self.divergence:.2f} of what is too much")
         if self.read_share is not None:
             lines.append(
                 f"  steps read {self.read_share:.1%} of the stored tokens; the others had at most "
@@ -299,6 +305,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         coded_value_elements=sizes["value elements"],
         all_elements=sizes["all elements"],
         predicted_kl=None if layers[0].plan.bits is None else layers[0].plan.bits.predicted_kl,
+        divergence=max(_divergences(layers), default=None),
         waiting_tokens=max(0 if layer.compressed is None else layer.compressed.waiting for layer in layers),
         stored_as=layers[0].maker.stored_as(layers[0].plan),
         reading_bytes=sizes["reading"],
@@ -311,6 +318,14 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         or any(one.compressed is not None and one.compressed.needs_mask for one in layers),
         idle=_idle(layers),
     )
+
+
+def _divergences(layers: Sequence[PrunedKeyLayer]) -> Iterator[float]:
+    """Yield how unlike the calibration the prompt is in each layer that knows it."""
+    for layer in layers:
+        found = None if layer.compressed is None else layer.compressed.divergence
+        if found is not None:
+            yield found.largest[1]
 
 
 def _idle(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:

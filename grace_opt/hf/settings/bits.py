@@ -22,6 +22,8 @@ CALIBRATED, NO_BASIS = "calibrated", "none"
 TAIL_BLOCK_WITH_BITS = 64
 #: Every block of newer tokens has means and scales of its own, which weigh more the smaller it is.
 SMALLEST_TAIL_BLOCK = 16
+#: What to do about a prompt that is unlike the texts of the calibration.
+GUARDS = ("warn", "raise", "off")
 #: What a cache has that nothing else makes smaller.
 DEFAULT_BITS = 2.25
 #: Largest mean number of bits, of which no code takes more than the second.
@@ -64,6 +66,9 @@ class Bits:
     trellis : bool
         Code the numbers of a channel together, by a trellis, which leaves less error in the same bytes. False codes
         them one by one, which takes less time while a prompt is read.
+    guard : str
+        What to do about a prompt whose keys, values or queries are very unlike those of the calibration, so that its
+        codes may leave far more error than usual: "warn", "raise", or "off" for nothing.
 
     Raises
     ------
@@ -83,10 +88,13 @@ class Bits:
     max_kl: float | None = None
     basis: str | os.PathLike[str] = CALIBRATED
     trellis: bool = True
+    guard: str = GUARDS[0]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "basis", check_basis(self.basis))
         check_fields(self, flag, "trellis")
+        if self.guard not in GUARDS:
+            raise OptionError(f"guard={shown(self.guard)}: write {', '.join(map(repr, GUARDS[:-1]))} or {GUARDS[-1]!r}")
         if not self.budget:
             object.__setattr__(self, "bits", DEFAULT_BITS)
         for name in ("bits", "key_bits", "value_bits"):

@@ -67,7 +67,7 @@ class CacheConfig:
         The attributes below by name; and the settings of `Channels` and `Bits` themselves (``method``, ``ratio``,
         ``kept_channels``, ``protect``, ``weight``, ``seed``, ``options``, ``observation_window``; ``bits`` as a number,
         ``key_bits``, ``value_bits``, ``total_bytes``, ``max_kl``, ``basis``,
-        ``trellis``), of which these objects are then made.
+        ``trellis``, ``guard``), of which these objects are then made.
 
     Attributes
     ----------

@@ -44,6 +44,7 @@ USUAL: Mapping[str, Any] = {
     "max_kl": None,
     "basis": CALIBRATED,
     "trellis": None,
+    "guard": None,
     "read": None,
 }
 SETTINGS = tuple(USUAL)

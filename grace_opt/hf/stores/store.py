@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import CacheError
+from ..bases.divergence import Divergence
 from ..models.attention import Attended
 from ..models.observation import Observation
 from .counting import bits_of, tensors_in
@@ -87,6 +88,8 @@ class Store(ABC):
     needs_mask = False
     #: Newest stored tokens that are not stored for good yet.
     waiting = 0
+    #: How unlike the texts of its calibration the prompt is; None if nobody has measured it.
+    divergence: Divergence | None = None
     #: What to write where a model needs keys of full width.
     full_width_instead = "fused=False"
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from ...._util.arrays import to_device
 from ...bases.basis import Basis, energy_in, identity_basis
 from ...bases.classes import class_sizes, token_weights
+from ...bases.divergence import Divergence, divergence
 from ...bases.importance import ObservedQueries, attention_moments, queries_of_row
 from ...bases.rotary import positions_of
 from ...models.observation import Observation
@@ -131,14 +132,21 @@ def code_prompt(
         return _ready(plan, over, row, bases, needs[number]) or row
 
     rows: list[CodedRow] = []
+    unlike: list[Tensor] = []
     at_once = 1 if keys.device.type == "cpu" else len(keys)
     for first in range(0, len(keys), at_once):
-        rows += _coded([ready(number) for number in range(first, first + at_once)])
+        some = [ready(number) for number in range(first, first + at_once)]
+        rows += _coded(some)
+        unlike += [each.unlike for each in some if isinstance(each, _Ready) and each.unlike is not None]
     if kept is None and not any(row.tokens for row in rows):
         budget.check(1, keys.nbytes + values.nbytes, True)
         return None
     positions = None if kept is None else kept.to(torch.int32)
-    return CodedTokens(old, tuple(rows), bases() if any(row.tokens for row in rows) else None, positions)
+    found = Divergence(*torch.stack(unlike).amax(0).tolist()) if unlike else None
+    if found is not None:
+        budget.guard.check(plan.index, found)
+    used = bases() if any(row.tokens for row in rows) else None
+    return CodedTokens(old, tuple(rows), used, positions, divergence=found)
 
 
 @dataclass(frozen=True)
@@ -223,6 +231,7 @@ class _Ready:
     bits: tuple[float, float]
     gain: Tensor | None
     origin: int
+    unlike: Tensor | None  # what a Divergence consists of
 
     def coded(self, keys: Codes, values: Codes) -> CodedRow:
         """Return the row with these codes."""
@@ -303,7 +312,10 @@ def _ready(
         energy, encoding = basis.energy if number else energy_in(basis, moment), None if found is None else basis.encode
         bits, by_class = shares[number] * coded * own, weights[number].gather(1, order)
         stored.append(StoredHeads(tensor, order, encoding, by_class, energy, sizes, bits, budget.trellis))
-    return _Ready(row, sinks, classes, stored, (key_bits, value_bits), gain, origin)
+    unlike = None
+    if found is not None and not budget.guard.is_off:
+        unlike = divergence(found, inner_keys, row.values[:, sinks:], stored[0].energy * over.scaling**2)
+    return _Ready(row, sinks, classes, stored, (key_bits, value_bits), gain, origin, unlike)
 
 
 def _moment(tensor: Tensor) -> Tensor:

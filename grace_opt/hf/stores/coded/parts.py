@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...._util.arrays import to_device
 from ...bases.basis import Basis
+from ...bases.divergence import Divergence
 from ..store import Store
 from .row import CodedRow
 
@@ -59,6 +60,8 @@ class CodedParts(Store, ABC):
         ``(B, H, stored)`` int32: positions of the stored tokens in the sequence; None means all tokens, in order.
     received : Received
         The attention on the newest tokens, which decides their classes.
+    divergence : Divergence or None
+        How unlike the calibration the prompt is, that of its most unlike row; None if nobody has measured it.
     coded, waiting : int
         Largest number of coded tokens of a row, and number of newest tokens that wait for their classes.
     trellis : bool
@@ -70,6 +73,7 @@ class CodedParts(Store, ABC):
     bases: tuple[Basis, Basis] | None
     positions: Tensor | None = None
     received: Received = field(default_factory=Received, compare=False, repr=False)
+    divergence: Divergence | None = field(default=None, compare=False)
     coded: int = field(init=False)
     waiting: int = field(init=False)
     trellis: bool = field(init=False)

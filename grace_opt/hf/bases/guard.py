@@ -1,0 +1,53 @@
+"""`Guard`: says when a prompt is so unlike the calibration that the model and its basis may not belong together."""
+
+from __future__ import annotations
+
+from ..._util.warning import warn
+from ...errors import CalibrationError
+from ..settings.bits import GUARDS
+from .divergence import LIMITS, Divergence
+
+
+class Guard:
+    """Checks each layer of a prompt; of a cache's layers, the first that is unlike warns, or raises.
+
+    Parameters
+    ----------
+    kind : str
+        One of `GUARDS`.
+    first : int
+        The cache's first coded layer, with which a prompt begins.
+    """
+
+    def __init__(self, kind: str, first: int) -> None:
+        assert kind in GUARDS
+        self._kind, self._first, self._told = kind, first, False
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing has to be measured."""
+        return self._kind == "off"
+
+    def check(self, layer: int, found: Divergence) -> None:
+        """Take in a layer's divergence, and say if it is too large.
+
+        Raises
+        ------
+        CalibrationError
+            If it is, and ``guard="raise"``.
+        """
+        self._told = self._told and layer != self._first
+        what, share = found.largest
+        if share <= 1 or self._told:
+            return
+        said = (
+            f"layer {layer}: the prompt's {what} are unlike those of the calibration (by {getattr(found, what):.2g} "
+            f"nats per coordinate; ordinary text stays below {LIMITS[what]:g}), so its codes may leave far more error "
+            "than their bits usually do. Have the model's weights changed, or is the prompt no text that it knows? For "
+            "such prompts, calibrate on some of them: grace-opt calibrate basis MODEL --text FILE -o FILE, and "
+            "basis=FILE"
+        )
+        if self._kind == "raise":
+            raise CalibrationError(said)
+        self._told = True
+        warn(f'{said}; guard="off" says nothing')
