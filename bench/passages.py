@@ -151,8 +151,9 @@ def measure_passages(
     settings: Mapping[str, Any],
     source: Mapping[str, Any],
     measure: Callable[[Passage], Any],
+    what: str = "kl",
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return kind, name and ``kl`` of each passage, and where each comes from.
+    """Return kind, name and what was measured of each passage, and where each comes from.
 
     Parameters
     ----------
@@ -162,7 +163,8 @@ def measure_passages(
     settings, source : mapping
         As in `recorded`.
     measure : callable
-        Returns what ``kl`` is to be.
+        Returns what `what` is to be.
+    what : str
     """
     found, origins = [], {}
     for number, passage in enumerate(cut):
@@ -170,10 +172,10 @@ def measure_passages(
             folder / f"passage_{number:02}.json",
             {**settings, "ids": digest(passage.ids)},
             source,
-            lambda passage=passage: {"kl": measure(passage)},  # type: ignore[misc]
+            lambda passage=passage: {what: measure(passage)},  # type: ignore[misc]
         )
         print(f"{number + 1} of {len(cut)}: {passage.name}", flush=True)
-        found.append({"kind": passage.kind, "name": passage.name, "kl": record["kl"]})
+        found.append({"kind": passage.kind, "name": passage.name, what: record[what]})
         origins[f"passage {number}"] = origin_of(source, record)
     return found, origins
 

@@ -1,8 +1,7 @@
 """The pocket model's calibrated basis, which ships with it: ``python -m bench.pocket.basis``.
 
 The texts that other models are calibrated on are unknown words to the pocket model, so it is calibrated on documents of
-its own grammar, from a random stream that training did not use. Writes basis.safetensors into the model's folder, for
-`grace-opt demo`.
+its own grammar, from a random stream that training did not use. Writes it into the model's folder, where it is found.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def demo(
         for module in ("matplotlib", "optimum.quanto"):  # now, not when int4 begins or the picture is drawn
             require(module, "demo", "the demo")
         try:
-            from ..hf.models.loading import POCKET_BASIS, POCKET_FOLDER, disable_progress_bars, load_model
+            from ..hf.models.loading import POCKET_FOLDER, disable_progress_bars, load_model
             from ..hf.settings.config import CacheConfig
             from ..hf.tools.demo import BITS, RATIO, providers, run_demo
             from .figures import save_demo
@@ -82,7 +82,6 @@ def demo(
                 depth=depth,
                 distractors=distractors,
                 seed=seed,
-                basis=None if model else POCKET_BASIS,
                 config=settings,
                 advance=lambda step: progress.update(bar, advance=1, description=step),
             )

@@ -1,7 +1,8 @@
 """`basis_for`: the calibrated basis of a model, from a file, from memory, or made now.
 
 Made once per model: it is kept in memory as long as the model is, and in the user's cache folder, under a name that
-comes from the weights. Nothing is ever fetched from a network.
+comes from the weights. A model's own folder may have one as well, which comes before. Nothing is ever fetched from a
+network.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ..._util.warning import warn
 from ...errors import CalibrationError, FileError, OptionError
 from ..models.arguments import unwrap_model
 from ..models.fingerprint import fingerprint
-from ..models.loading import MOST_QUOTED
+from ..models.loading import MOST_QUOTED, OWN_BASIS
 from ..settings.bits import CALIBRATED
 from . import basis_folder, calibrate
 from .block_bases import kept_in_block, renew_in_block, used_in_block
@@ -152,7 +153,7 @@ def check_at_hand(model: PreTrainedModel | PreTrainedConfig) -> None:
         return
     refuse_parts(here)
     path = _place(here)
-    if path is None or not path.exists():
+    if (path is None or not path.exists()) and _beside_weights(model, here) is None:
         _tokenizer(model)
 
 
@@ -186,7 +187,9 @@ def _remembered(model: PreTrainedModel, tokenizer: Any, advance: Callable[[float
         return found
     refuse_parts(here)
     path = _place(here)
-    found = _from_file(path, here)
+    found, own = _from_file(path, here), _beside_weights(model, here)
+    if own is not None and (found is None or found.digest() != own.digest()):  # what is kept may know its KL as well
+        found = own
     if found is None:
         with ExitStack() as held:
             if path is not None:
@@ -217,6 +220,15 @@ def _from_file(path: Path | None, here: dict[str, int | str]) -> CalibratedBasis
     """Return what an earlier process has made; None if there is no such file, or it is damaged, or of another model."""
     found = None if path is None or not path.exists() else basis_folder.read(path)
     return found if found is not None and _fits(found, here) else None
+
+
+def _beside_weights(model: PreTrainedModel, here: dict[str, int | str]) -> CalibratedBasis | None:
+    """Return the basis that comes with a model, in the folder that it was loaded from; None if none does that fits."""
+    path = Path(model.config._name_or_path or os.devnull) / OWN_BASIS
+    with suppress(CalibrationError):
+        if path.exists() and _fits(found := CalibratedBasis.load(path), here):
+            return found
+    return None
 
 
 def _fits(found: CalibratedBasis, here: dict[str, int | str]) -> bool:

@@ -20,8 +20,10 @@ from ...errors import GraceError
 
 #: Folder of the pocket model in the installed package.
 POCKET_FOLDER = Path(__file__).parents[2] / "data" / "pocket"
-#: Its basis for caches of a few bits, which `python -m bench.pocket.basis` makes from documents of its own grammar.
-POCKET_BASIS = POCKET_FOLDER / "basis.safetensors"
+#: A calibrated basis that comes with a model, in its folder.
+OWN_BASIS = "grace_opt_basis.safetensors"
+#: The pocket model's, which `python -m bench.pocket.basis` makes from documents of its own grammar.
+POCKET_BASIS = POCKET_FOLDER / OWN_BASIS
 #: Most characters of another library's error that a message quotes.
 MOST_QUOTED = 300
 

@@ -13,7 +13,6 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -151,7 +150,6 @@ def run_demo(
     ratio: float = RATIO,
     ratios: tuple[float, ...] = RATIOS,
     bits: tuple[float, ...] = BITS,
-    basis: str | Path | None = None,
     config: CacheConfig | None = None,
     advance: Callable[[str], None] = lambda step: None,
 ) -> DemoReport:
@@ -171,8 +169,6 @@ def run_demo(
         Ratios in the table of solvers.
     bits : tuple of float
         Mean bits per element of caches with ``bits=``.
-    basis : str or Path, optional
-        File of the model's basis for these. By default it is looked for, and made now if there is none yet.
     config : CacheConfig, optional
         Settings of one more row, for instance those that ``grace-opt tune`` recommends.
     advance : callable
@@ -209,14 +205,13 @@ def run_demo(
         run = _Run(model, read, later, questions)
         rows = [run.dense()]
         advance(DENSE)
-        if basis is None and (bits or (config is not None and config.bits is not None)):
+        if bits or (config is not None and config.bits is not None):
             basis_for(model, tokenizer=tokenizer)  # for GGUF files, whose tokenizer the model does not know
-        few_bits = {} if basis is None else {"basis": basis}
         of = functools.partial(CompressedCache, model)  # not made yet, so that only one holds its tokens at a time
         caches = {
             "int4": functools.partial(of, ratio=0.0, quantize="int4"),
             **{method: functools.partial(of, provider=one) for method, one in providers(ratio).items()},
-            **{f"{each:g} bits": functools.partial(of, bits=each, **few_bits) for each in bits},
+            **{f"{each:g} bits": functools.partial(of, bits=each) for each in bits},
         }
         if config is not None:
             caches["your settings"] = functools.partial(of, config=config)
