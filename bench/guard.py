@@ -105,7 +105,9 @@ def measure(model: PreTrainedModel, passage: Passage, basis: CalibratedBasis, fo
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    args = passage_parser("guard", __doc__, models=True).parse_args(given)
+    parser = passage_parser("guard", __doc__, models=True)
+    parser.set_defaults(prompt=1024)
+    args = parser.parse_args(given)
 
     def measured(source: dict[str, Any], model: PreTrainedModel, tokenizer: Any, name: str) -> tuple[Any, Any]:
         folder = args.runs / name
@@ -130,35 +132,29 @@ def page(value: dict[str, Any]) -> Page:
     shares = {label: _by_kind(of["passages"]) for label, of in models.items()}
     texts = [max(layers) for of in shares.values() for layers in of["text"]]
     plants = list(dict.fromkeys(what for of in shares.values() for what in of if what not in ("text", RANDOM)))
-    rows, missed = [], []
+    rows, silent = [], []
     for label, of in shares.items():
         for what in ("text", *plants, RANDOM):
             if what not in of:
                 continue
             every = [each for layers in of[what] for each in layers]
             caught, prompts = sum(each > 1 for each in every), sum(max(layers) > 1 for layers in of[what])
-            cells = (
-                f"{_short(min(every))} to {_short(max(every))}",
-                f"{caught / len(every):.0%}",
-                f"{prompts} of {len(of[what])}",
-            )
-            rows.append([label, what, *cells])
-            if what in plants and caught < len(every):
-                missed.append(f"{what} on {label} ({caught / len(every):.0%})")
+            cells = f"{caught:,} of {len(every):,}", f"{prompts} of {len(of[what])}"
+            rows.append([label, what, f"{_short(min(every))} to {_short(max(every))}", *cells])
+            if what in plants and prompts < len(of[what]):
+                silent.append(f"{what} on {label}, of which {prompts} of {len(of[what])} prompts are told")
     alarms = sum(each > 1 for each in texts)
-    told = all(max(layers) > 1 for of in shares.values() for what in plants if what in of for layers in of[what])
+    told = f"all but {'; '.join(silent)}" if silent else "every prompt"
     return Page(
         title="A prompt that is unlike the calibration",
         picture="How unlike the calibration each layer is, as a share of what is too much, on a logarithmic scale: a "
         "panel per model; blue ordinary text, orange what is wrong",
-        headline=f"`guard=` warns of {alarms} of {len(texts)} ordinary prompts of {len(models)} models"
-        + (", and of every prompt with a wrong basis or wrong keys in all layers" if told else ""),
+        headline=f"guard= warns of {alarms} of {len(texts)} ordinary prompts of {len(models)} models",
         draw=lambda figure: _draw(figure, shares, ("text", *plants, RANDOM)),
         asked="Does `guard=` tell a basis or keys that are wrong from ordinary text?",
-        found=f"Of {len(texts)} ordinary prompts it warns of {alarms}; the most unlike one reaches {max(texts):.2f} of "
-        "what is too much. "
-        + ("Every prompt with something wrong in all layers is told. " if told else "Not every wrong prompt is told. ")
-        + (f"Of single layers some are not: {', '.join(missed)} of the layers are." if missed else "Every layer is."),
+        found=f"Of {len(texts)} ordinary prompts of {len(models)} models it warns of {alarms}; the most unlike one "
+        f"reaches {max(texts):.2f} of what is too much. Of prompts with a wrong basis or wrong keys in all layers it "
+        f"tells {told}.",
         sure=f"16 passages of 4 kinds of text for each model, {value['prompt']:,} tokens each; half of them have been "
         "read with what is wrong as well.",
         tables=table(

@@ -10,9 +10,11 @@ import functools
 import importlib.util
 import inspect
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,14 @@ def weights_that_change_inside_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
         with torch.no_grad():
             next(model.parameters()).add_(1)
         model.generate(**few(150))  # here
+
+
+@of("hf/bases/guard.py:check")
+def a_prompt_unlike_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    basis, file = CalibratedBasis.load(POCKET_BASIS), Path(tempfile.mkdtemp()) / "wrong.safetensors"
+    replace(basis, keys={0: basis.keys[1], 1: basis.keys[2], 2: basis.keys[0]}).save(file)
+    with attach(pocket()[0], bits=2, basis=file):
+        pocket()[0].generate(**few(150))  # here
 
 
 @of("hf/engine/layer.py:_announce")
