@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import shutil
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from grace_opt.hf import CompressedCache, SnapKV, attach
 from grace_opt.hf.bases import at_hand, basis_folder, unfinished
 from grace_opt.hf.bases import calibrate as basis_module
 from grace_opt.hf.bases.at_hand import basis_for
-from grace_opt.hf.models import POCKET_FOLDER, load_pocket
+from grace_opt.hf.models import POCKET_BASIS, POCKET_FOLDER, load_model
 from tests import children
 from tests.hf.matrix import model_of
 
@@ -363,23 +364,24 @@ def run():
     return lambda *given: CliRunner().invoke(app, ["calibrate", "basis", *map(str, given)])
 
 
-def test_the_command_keeps_a_basis_where_bits_find_it(calls, run, monkeypatch):
-    text = "the quiet river runs past a late singer " * 20
+def test_the_command_keeps_a_basis_where_bits_find_it(calls, run, tmp_path, monkeypatch):
+    text, folder = "the quiet river runs past a late singer " * 20, tmp_path / "pocket"
+    shutil.copytree(POCKET_FOLDER, folder, ignore=shutil.ignore_patterns(POCKET_BASIS.name))
     monkeypatch.setattr(at_hand, "shipped_texts", lambda: [text])
-    made = run("pocket")
+    made = run(folder)
     assert made.exit_code == 0, made.output
     assert "3 layers, 2 KV heads; 1 text, 160 tokens" in made.output
-    attach(load_pocket()[0], bits=4).new_cache()
-    assert basis_for(load_pocket()[0]).texts == 1
+    attach(load_model(str(folder))[0], bits=4).new_cache()
+    assert basis_for(load_model(str(folder))[0]).texts == 1
     assert len(calls) == 1
     listed = run("--list")
     (one,) = basis_folder.kept_bases(basis_folder.folder())
-    for word in (os.fspath(POCKET_FOLDER), time.strftime("%Y-%m-%d"), "1 file,", os.fspath(basis_folder.folder())):
+    for word in (os.fspath(folder), time.strftime("%Y-%m-%d"), "1 file,", os.fspath(basis_folder.folder())):
         assert word in "".join(listed.output.split("\n")), word
     (one.path.parent / "x-unfinished.safetensors").write_bytes(b"damaged")
     assert "unfinished" in run("--list").output
     assert "removed 0 files" in run("nobody", "--clear").output
-    assert "removed 1 file," in run("pocket", "--clear").output
+    assert "removed 1 file," in run(folder, "--clear").output
     assert "removed 1 file," in run("--clear").output
     assert not list(one.path.parent.iterdir())
     assert "0 files" in run("--list").output
