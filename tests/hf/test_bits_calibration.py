@@ -485,6 +485,7 @@ def cache_folder(tmp_path, monkeypatch):
     folder, calls = tmp_path / "assets", []
     folder.mkdir()
     monkeypatch.setattr(basis_folder, "cached_assets_path", lambda *names: folder)
+    monkeypatch.setattr(at_hand, "OWN_BASIS", "missing.safetensors")
     monkeypatch.setattr(at_hand, "shipped_texts", lambda: ["the quiet river runs past a late singer " * 20])
     original = at_hand.calibrate.basis
 
