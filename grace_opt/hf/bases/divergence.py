@@ -60,7 +60,7 @@ def excess(ratios: Tensor) -> Tensor:
     Parameters
     ----------
     ratios : Tensor
-        ``(H, d)``: variances, or other mean squares, over those of the calibration.
+        ``(H, d)`` float64: variances, or other mean squares, over those of the calibration.
 
     Returns
     -------
@@ -69,10 +69,10 @@ def excess(ratios: Tensor) -> Tensor:
 
     Examples
     --------
-    >>> excess(torch.tensor([[1.0, 0.1], [3.0, 1.0]])).round(decimals=4)
+    >>> excess(torch.tensor([[1.0, 0.1], [3.0, 1.0]], dtype=torch.float64)).round(decimals=4)
     tensor(0.2253, dtype=torch.float64)
     """
-    above = ratios.double().clamp(min=1)
+    above = ratios.clamp(min=1)
     return ((above - 1 - above.log()) / 2).mean(-1).max()
 
 
@@ -96,4 +96,4 @@ def divergence(bases: tuple[Basis, Basis], keys: Tensor, values: Tensor, energy:
 
 def _variances(tensor: Tensor, basis: Basis) -> Tensor:
     some = tensor[:, :: max(tensor.shape[1] // SHOWN, 1)].float() @ basis.encode
-    return some.var(1, correction=0)
+    return some.double().var(1, correction=0)

@@ -136,8 +136,9 @@ def code_prompt(
     at_once = 1 if keys.device.type == "cpu" else len(keys)
     for first in range(0, len(keys), at_once):
         some = [ready(number) for number in range(first, first + at_once)]
-        rows += _coded(some)
         unlike += [each.unlike for each in some if isinstance(each, _Ready) and each.unlike is not None]
+        rows += _coded(some)
+        del some  # before the next ones are made
     if kept is None and not any(row.tokens for row in rows):
         budget.check(1, keys.nbytes + values.nbytes, True)
         return None
