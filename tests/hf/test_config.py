@@ -68,7 +68,7 @@ MEANS = st.floats(0, 16, exclude_min=True)
 GIVEN_BITS = st.one_of(
     st.fixed_dictionaries(
         {"bits": MEANS, "basis": BASES},
-        optional={"trellis": st.booleans(), "guard": st.sampled_from(["warn", "raise", "off"])},
+        optional={"trellis": st.booleans(), "guard": st.sampled_from(["warn", "off"])},
     ),
     st.fixed_dictionaries({"key_bits": MEANS, "value_bits": MEANS, "basis": BASES}),
     st.fixed_dictionaries({"total_bytes": st.integers(1, 10**12), "basis": BASES}),

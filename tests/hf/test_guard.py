@@ -8,6 +8,7 @@ import shutil
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from grace_opt.errors import CacheError, CalibrationError, OptionError
 from grace_opt.hf import Bits, CacheConfig, CompressedCache, attach, attention_implementation, calibrate
-from grace_opt.hf.bases import at_hand
+from grace_opt.hf.bases import at_hand, basis_folder
 from grace_opt.hf.bases.basis import Basis
 from grace_opt.hf.bases.calibrated import CalibratedBasis
 from grace_opt.hf.bases.divergence import LEAST_ENERGY, Divergence, divergence, excess
@@ -120,7 +121,7 @@ class TestWarning:
         cache, said = read(*pocket, tmp_path)
         assert not said
         assert cache.memory_report().divergence < 0.1
-        assert "unlike the calibration's texts by 0.0" in str(cache.memory_report())
+        assert "the prompt is: 0.0" in str(cache.memory_report())
 
     @pytest.mark.parametrize("plant", [swapped, turned, other_layers])
     def test_wrong_bases_are_told_once_per_prompt_and_first_layer(self, pocket, tmp_path, plant):
@@ -224,23 +225,36 @@ class TestBesideWeights:
         assert at_hand._beside_weights(model, at_hand.fingerprint(model)) is not None
         (folder / POCKET_BASIS.name).write_bytes(b"no basis")
         assert at_hand._beside_weights(model, at_hand.fingerprint(model)) is None
-        assert at_hand.basis_for(model).texts == 6
+        with pytest.warns(UserWarning, match=rf"comes with the model is not used.*{POCKET_BASIS.name}"):
+            assert at_hand.basis_for(model).texts == 6
+        model.config._name_or_path = "x" * 300
+        assert at_hand._beside_weights(model, at_hand.fingerprint(model)) is None
 
-    def test_a_kl_that_was_measured_with_it_is_kept(self, tmp_path, monkeypatch):
+    def test_its_kl_is_kept_beside_what_was_calibrated(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(basis_folder, "cached_assets_path", lambda *names: tmp_path)
+        model, own = load_pocket()[0], CalibratedBasis.load(POCKET_BASIS)
+        calibrated = replace(own, key_rates={layer: rates + 1 for layer, rates in own.key_rates.items()})
+        basis_folder.write(tmp_path / basis_folder.file_of(own.fingerprint), calibrated, "pocket")
         curve = torch.tensor([[1.0, 0.01], [4.0, 0.001]], dtype=torch.float64)
-        known = replace(CalibratedBasis.load(POCKET_BASIS), kl=curve)
-        monkeypatch.setattr(at_hand, "_from_file", lambda path, here: known)
-        assert at_hand.basis_for(load_pocket()[0]).kl is curve
-        other = replace(known, tokens=1, key_rates={layer: rates + 1 for layer, rates in known.key_rates.items()})
-        monkeypatch.setattr(at_hand, "_from_file", lambda path, here: other)
-        assert at_hand.basis_for(load_pocket()[0]).kl is None
+        measured = []
+        for each in (model, load_pocket()[0]):  # the second finds what the first has kept
+            found = at_hand.with_measured_kl(each, lambda *given: measured.append(given) or curve)
+            assert found.digest() == own.digest()
+            assert torch.equal(found.kl, curve)
+        assert len(measured) == 1
+        kept = CalibratedBasis.load(tmp_path / basis_folder.file_of(own.fingerprint))
+        assert kept.digest() == calibrated.digest()
 
 
 class TestBadInput:
-    @pytest.mark.parametrize("guard", ["loud", "", True, 1, ["warn"]])
+    @pytest.mark.parametrize("guard", ["loud", "", True, 1, ["warn"], np.array(["warn", "off"])])
     def test_names_of_guards(self, guard):
         with pytest.raises(OptionError, match=r"guard=.*: write 'warn', 'raise' or 'off'"):
             Bits(2, guard=guard)
+
+    def test_nothing_is_unlike_no_calibration(self):
+        with pytest.raises(OptionError, match=r'guard="raise" and basis="none"'):
+            Bits(2, basis="none", guard="raise")
 
     def test_it_is_for_bits(self):
         with pytest.raises(OptionError, match=r"guard='warn' is for bits="):

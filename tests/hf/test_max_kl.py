@@ -163,7 +163,12 @@ class TestBits:
         model, basis = known
         basis.save(tmp_path / "with.safetensors")
         replace(basis, kl=None).save(tmp_path / "without.safetensors")
-        for name, settings in (("without", {"bits": 2}), ("with", {"key_bits": 3, "value_bits": 2})):
+        for name, settings in (
+            ("without", {"bits": 2}),
+            ("with", {"key_bits": 3, "value_bits": 2}),
+            ("with", {"bits": 2, "trellis": False}),
+            ("with", {"bits": 2, "evict": SnapKV(150)}),
+        ):
             with attach(model, **settings, basis=tmp_path / f"{name}.safetensors") as attached:
                 model.generate(text(9)[None], **GREEDY)
             assert attached.cache.memory_report().predicted_kl is None

@@ -133,7 +133,9 @@ def with_measured_kl(
             curve = measure(basis, every, lambda done: show(f"measuring {name}", done))
         basis = _MADE[model] = replace(basis, kl=curve)
         renew_in_block(model, CALIBRATED, basis)
-        path = _place(basis.fingerprint)
+        path, own = _place(basis.fingerprint), _beside_weights(model, basis.fingerprint)
+        if own is not None and own.digest() == basis.digest():
+            path = _kept_as(path, own)
         if path is not None:
             with suppress(CalibrationError):  # `_made_now` has said so
                 basis_folder.write(path, basis, name)
@@ -187,9 +189,8 @@ def _remembered(model: PreTrainedModel, tokenizer: Any, advance: Callable[[float
         return found
     refuse_parts(here)
     path = _place(here)
-    found, own = _from_file(path, here), _beside_weights(model, here)
-    if own is not None and (found is None or found.digest() != own.digest()):  # what is kept may know its KL as well
-        found = own
+    own = _beside_weights(model, here, told=True)
+    found = _from_file(path, here) if own is None else _from_file(_kept_as(path, own), here) or own
     if found is None:
         with ExitStack() as held:
             if path is not None:
@@ -222,13 +223,26 @@ def _from_file(path: Path | None, here: dict[str, int | str]) -> CalibratedBasis
     return found if found is not None and _fits(found, here) else None
 
 
-def _beside_weights(model: PreTrainedModel, here: dict[str, int | str]) -> CalibratedBasis | None:
-    """Return the basis that comes with a model, in the folder that it was loaded from; None if none does that fits."""
+def _beside_weights(model: PreTrainedModel, here: dict[str, int | str], told: bool = False) -> CalibratedBasis | None:
+    """Return the basis that comes with a model, in the folder that it was loaded from; None if none does that fits.
+
+    `told` warns of one that is damaged.
+    """
     path = Path(model.config._name_or_path or os.devnull) / OWN_BASIS
-    with suppress(CalibrationError):
+    try:
         if path.exists() and _fits(found := CalibratedBasis.load(path), here):
             return found
+    except CalibrationError as failure:
+        if told:
+            warn(f"the basis that comes with the model is not used, and one is calibrated: {failure}")
+    except OSError:  # no folder has such a name, or nobody may look into it
+        pass
     return None
+
+
+def _kept_as(path: Path | None, own: CalibratedBasis) -> Path | None:
+    """Return the file for a basis that comes with a model, once its KL is known: not that of a calibrated one."""
+    return None if path is None else path.with_stem(f"{path.stem}-{own.digest()[:16]}")
 
 
 def _fits(found: CalibratedBasis, here: dict[str, int | str]) -> bool:

@@ -89,8 +89,8 @@ class BitBudget:
 
     @property
     def predicted_kl(self) -> float | None:
-        """The KL that was measured for as many bits; None where it was not, or K and V have different ones."""
-        known = None if self.source is None else self.source.known
+        """The KL that was measured for as many bits; None where it was not, as for codes of single numbers."""
+        known = None if self.source is None or not self.trellis else self.source.known
         if known is None or known.kl is None or self.key_bits is None or self.key_bits != self.value_bits:
             return None
         return kl_of_bits(known.kl, self.key_bits)

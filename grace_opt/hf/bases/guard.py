@@ -43,9 +43,8 @@ class Guard:
         said = (
             f"layer {layer}: the prompt's {what} are unlike those of the calibration (by {getattr(found, what):.2g} "
             f"nats per coordinate; ordinary text stays below {LIMITS[what]:g}), so its codes may leave far more error "
-            "than their bits usually do. Have the model's weights changed, or is the prompt no text that it knows? For "
-            "such prompts, calibrate on some of them: grace-opt calibrate basis MODEL --text FILE -o FILE, and "
-            "basis=FILE"
+            "than their bits usually do. If the model or its basis has changed, make the basis anew; if such prompts "
+            "are usual, calibrate on some of them: grace-opt calibrate basis MODEL --text FILE -o FILE, and basis=FILE"
         )
         if self._kind == "raise":
             raise CalibrationError(said)

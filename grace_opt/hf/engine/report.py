@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 from ..stores.counting import storages
+from ..stores.plan import LayerPlan
 from ..stores.tally import ReadReport, at_confidence
 from .layer import PrunedKeyLayer
 
@@ -199,7 +200,8 @@ class MemoryReport:
         if self.predicted_kl is not None:
             lines.append(f"  a KL divergence of {self.predicted_kl:.2g} nats per token was measured with as many bits")
         if self.divergence is not None:
-            lines.append(f"  the prompt is unlike the calibration's texts by {self.divergence:.2f} of what is too much")
+            share = f"{self.divergence:.2f}" if self.divergence < 10 else f"{self.divergence:,.0f}"
+            lines.append(f"  how unlike the calibration's texts the prompt is: {share} times what is too much")
         if self.read_share is not None:
             lines.append(
                 f"  steps read {self.read_share:.1%} of the stored tokens; the others had at most "
@@ -304,7 +306,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         coded_key_elements=sizes["key elements"],
         coded_value_elements=sizes["value elements"],
         all_elements=sizes["all elements"],
-        predicted_kl=None if layers[0].plan.bits is None else layers[0].plan.bits.predicted_kl,
+        predicted_kl=_predicted_kl(layers[0].plan),
         divergence=max(_divergences(layers), default=None),
         waiting_tokens=max(0 if layer.compressed is None else layer.compressed.waiting for layer in layers),
         stored_as=layers[0].maker.stored_as(layers[0].plan),
@@ -318,6 +320,11 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         or any(one.compressed is not None and one.compressed.needs_mask for one in layers),
         idle=_idle(layers),
     )
+
+
+def _predicted_kl(plan: LayerPlan) -> float | None:
+    """Return the KL that was measured with as many bits, of caches that keep all tokens."""
+    return None if plan.bits is None or plan.config.evict is not None else plan.bits.predicted_kl
 
 
 def _divergences(layers: Sequence[PrunedKeyLayer]) -> Iterator[float]:

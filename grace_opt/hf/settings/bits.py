@@ -93,8 +93,13 @@ class Bits:
     def __post_init__(self) -> None:
         object.__setattr__(self, "basis", check_basis(self.basis))
         check_fields(self, flag, "trellis")
-        if self.guard not in GUARDS:
+        if not isinstance(self.guard, str) or self.guard not in GUARDS:
             raise OptionError(f"guard={shown(self.guard)}: write {', '.join(map(repr, GUARDS[:-1]))} or {GUARDS[-1]!r}")
+        if self.guard == "raise" and self.basis == NO_BASIS:
+            raise OptionError(
+                f'guard="raise" and basis="{NO_BASIS}": without a calibration, nothing can be unlike it; leave out one '
+                "of them"
+            )
         if not self.budget:
             object.__setattr__(self, "bits", DEFAULT_BITS)
         for name in ("bits", "key_bits", "value_bits"):
