@@ -9,6 +9,7 @@ import ast
 import functools
 import importlib.util
 import inspect
+import shutil
 import sys
 import tempfile
 import warnings
@@ -33,7 +34,7 @@ from grace_opt.errors import CalibrationError
 from grace_opt.hf import attach, calibrate, learn_masks
 from grace_opt.hf.bases import at_hand
 from grace_opt.hf.bases.calibrated import CalibratedBasis
-from grace_opt.hf.models import POCKET_BASIS, load_pocket
+from grace_opt.hf.models import POCKET_BASIS, POCKET_FOLDER, load_model, load_pocket
 from grace_opt.kernels._shared import disk_cache, dispatch
 
 ROOT = Path(grace_opt.__file__).parent
@@ -117,6 +118,17 @@ def weights_that_change_inside_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
         model.generate(**few(150))
         with torch.no_grad():
             next(model.parameters()).add_(1)
+        model.generate(**few(150))  # here
+
+
+@of("hf/bases/at_hand.py:_beside_weights")
+def a_basis_of_the_models_that_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(tempfile.mkdtemp()) / "pocket"
+    shutil.copytree(POCKET_FOLDER, folder)
+    (folder / POCKET_BASIS.name).write_bytes(b"no basis")
+    monkeypatch.setattr(at_hand, "_made_now", lambda *_: CalibratedBasis.load(POCKET_BASIS))
+    model, _ = load_model(str(folder))
+    with attach(model):
         model.generate(**few(150))  # here
 
 
