@@ -5,6 +5,7 @@ a smaller one, feed both the same later tokens (`next_token_log_probs`), and com
 count at once. `ask` scores the answer to a question that comes after the cache was compressed, so that no query of the
 prompt had looked for it. Quality without size says little: `stored_bits` counts what a `CompressedCache` holds, and
 `stated_bits` takes the count of a method that only reconstructs tensors. Both refuse what was not compressed.
+`output_error` says in which layer.
 
 Source: KL divergence by next token is llama.cpp's test of quantised weights; retrieval follows Kamradt's
 needle-in-a-haystack test (2023).
@@ -13,6 +14,7 @@ needle-in-a-haystack test (2023).
 from __future__ import annotations
 
 from .answers import AnswerScore, ask, score_answer
+from .outputs import output_error
 from .predictions import PredictionDifference, compare_predictions, next_token_log_probs
 from .sizes import StoredBits, stated_bits, stored_bits
 
@@ -23,6 +25,7 @@ __all__ = [
     "ask",
     "compare_predictions",
     "next_token_log_probs",
+    "output_error",
     "score_answer",
     "stated_bits",
     "stored_bits",
