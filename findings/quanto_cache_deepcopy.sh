@@ -7,7 +7,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet --no-compile --disable-pip-version-check torch==2.13.0 transformers==5.23.0 \
-    optimum-quanto==0.2.7 accelerate==1.15.0 numpy==2.4.6 setuptools==84.2.1
+    optimum-quanto==0.2.7 hqq==0.2.8.post1 accelerate==1.15.0 numpy==2.4.6 setuptools==84.2.1
 OMP_NUM_THREADS=1 "$folder/venv/bin/python" - <<'PYTHON'
 import copy
 import sys
@@ -19,10 +19,12 @@ from transformers.cache_utils import QuantizedCache
 
 CONFIG = LlamaConfig(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, hidden_size=128)
 keys = torch.randn(1, 2, 256, 64, generator=torch.Generator().manual_seed(0))
-print(", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "optimum-quanto")))
+print(", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "optimum-quanto", "hqq")))
 print("expected: a copy of each, with 256 tokens")
 found = {}
-for name, cache in (("dense", DynamicCache(config=CONFIG)), ("quantised", QuantizedCache("quanto", CONFIG, nbits=4))):
+caches = {"dense": DynamicCache(config=CONFIG)}
+caches |= {name: QuantizedCache(name, CONFIG, nbits=4) for name in ("hqq", "quanto")}
+for name, cache in caches.items():
     cache.update(keys, keys, 0)
     try:
         found[name] = copy.deepcopy(cache).get_seq_length()
@@ -30,5 +32,5 @@ for name, cache in (("dense", DynamicCache(config=CONFIG)), ("quantised", Quanti
     except RuntimeError as error:
         found[name] = None
         print(f"{name}: RuntimeError, {str(error)[:100]}...")
-sys.exit(0 if found == {"dense": 256, "quantised": None} else "the behaviour has changed")
+sys.exit(0 if found == {"dense": 256, "hqq": 256, "quanto": None} else "the behaviour has changed")
 PYTHON
