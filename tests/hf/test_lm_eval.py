@@ -116,7 +116,8 @@ def test_scores_are_those_of_a_loop_that_compresses_first_and_feeds_one_token_at
                 logits = model.model(torch.tensor([[token]]), past_key_values=own).logits[0, -1]
                 likely += float(logits.double().log_softmax(-1)[target])
         expected.append(likely)
-    assert apart([each for each, _ in found], expected) < 1e-3
+    # Rows of a padded batch are rounded otherwise, and a number halfway between two codes may get the other one.
+    assert apart([each for each, _ in found], expected) < (1e-3 if size == 1 else 5e-3)
     dense = [each for each, _ in pocket("hf").loglikelihood(long, True)]
     assert apart(expected, dense) > 0.1
 
