@@ -61,7 +61,7 @@ def basis(
         bool, typer.Option(help="Share bits among heads by how sensitive the next tokens are; takes gradients.")
     ] = True,
     kl: Annotated[
-        bool, typer.Option("--kl", help="Measure what bits leave as well, for max_kl=; takes about twice as long.")
+        bool, typer.Option("--kl", help="Measure what bits leave as well, for max_kl=; takes several times as long.")
     ] = False,
     show: Annotated[
         bool, typer.Option("--list", help="List the folder of bases: models, days, sizes, last uses. With MODEL, its.")

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from .basis import Basis
 
-#: What is too much, nats per coordinate. Of keys and queries, ordinary text reaches .16 on three models, and another
-#: layer's basis, swapped heads or turned coordinates have .33 or more in every layer (docs/results/guard.md). Values of
-#: ordinary text reach .25, and wrong bases are seen by the other two.
+#: What is too much, nats per coordinate: ordinary text of three models stays below half of it, and another layer's
+#: basis, swapped heads and turned coordinates are beyond it in nearly every layer (docs/results/guard.md). Values
+#: differ more from text to text, and what is wrong is seen by the other two.
 LIMITS = {"keys": 0.25, "values": 1.0, "queries": 0.25}
 #: Of a head's tokens, about so many show the variances.
 SHOWN = 256
