@@ -19,6 +19,7 @@ from torch import Tensor
 from ...errors import CacheError
 from ..settings.bits import MAX_BITS
 from .basis import Basis
+from .byte_limit import ByteLimit
 from .calibrated import CalibratedBasis
 from .guard import Guard
 from .kl_curve import kl_of_bits
@@ -55,7 +56,7 @@ class BitBudget:
     Attributes
     ----------
     key_bits, value_bits : float or None
-        Mean bits per element; None if `total_bytes` is given.
+        Mean bits per element; None if `total_bytes` or `limit` is given.
     total_bytes : int or None
         Bytes of the whole cache at the end of the prompt.
     basis : str
@@ -66,6 +67,8 @@ class BitBudget:
         The prunable layers.
     trellis : bool
         Whether the numbers of a channel are coded together.
+    limit : ByteLimit or None
+        What the whole cache never exceeds, if ``max_bytes`` is given.
     guard : Guard
         Says when a prompt is unlike the calibration.
     """
@@ -78,6 +81,7 @@ class BitBudget:
     layers: tuple[int, ...]
     trellis: bool
     guard: Guard
+    limit: ByteLimit | None = None
     _last: dict[object, dict[int, tuple[Tensor, Tensor]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -18,6 +18,7 @@ from ..models.placement import is_tensor_parallel
 from ..settings.bits import CALIBRATED, NO_BASIS, Bits
 from .at_hand import basis_for, check_at_hand
 from .budget import BasisSource, BitBudget
+from .byte_limit import ByteLimit
 from .calibrated import CalibratedBasis
 from .classes import CLASS_BITS
 from .guard import Guard
@@ -29,6 +30,7 @@ def budget_of(
     shape: Mapping[str, Any],
     layers: Sequence[int],
     all_layers: int,
+    elsewhere: int = 0,
 ) -> BitBudget:
     """Make the budget that settings ask for.
 
@@ -41,6 +43,8 @@ def budget_of(
         The model's fingerprint, at least without its weights.
     layers, all_layers : sequence of int, int
         The prunable layers, and the number of all.
+    elsewhere : int
+        Most bytes that the others take, for each sequence.
 
     Raises
     ------
@@ -64,9 +68,10 @@ def budget_of(
             f"total_bytes= is for models in which every layer is coded, and here {all_layers - len(layers)} of "
             f"{all_layers} are not (sliding windows, or dense_layers=); write bits="
         )
-    if given.total_bytes is not None and isinstance(model, PreTrainedModel) and is_tensor_parallel(model):
+    of_bytes = next((name for name in ("total_bytes", "max_bytes") if getattr(given, name) is not None), None)
+    if of_bytes is not None and isinstance(model, PreTrainedModel) and is_tensor_parallel(model):
         raise OptionError(
-            "total_bytes= is for the cache of one process, and this model is tensor-parallel; write bits="
+            f"{of_bytes}= is for the cache of one process, and this model is tensor-parallel; write bits="
         )
     kind, source = os.fspath(given.basis), None
     if kind != NO_BASIS:
@@ -84,7 +89,9 @@ def budget_of(
             )
         kind = CALIBRATED
     guard = Guard(given.guard, layers[0])
-    return BitBudget(key_bits, value_bits, given.total_bytes, kind, source, tuple(layers), given.trellis, guard)
+    most = given.max_bytes
+    limit = None if most is None else ByteLimit(int(most), len(layers), layers[0], elsewhere)
+    return BitBudget(key_bits, value_bits, given.total_bytes, kind, source, tuple(layers), given.trellis, guard, limit)
 
 
 def _basis(

@@ -89,6 +89,8 @@ def pruning_function(base_name: str) -> AttentionFunction:
             _refuse_unsupported(module, kwargs, instead)
         if old is not None:
             output, weights = _decoded(base_name, module, query, key, value, attention_mask, layer, old, kwargs)
+            if is_owner:
+                layer.attention_over(query.shape[2])
             return output, None if weights is None else weights_in_sequence(weights, old)
         attended = base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
         behind = layer.prompt.behind(query.shape[2], key.shape[2])

@@ -45,6 +45,7 @@ from ..stores.coded.maker import CODED
 from ..stores.maker import StoreMaker, name_of
 from ..stores.plan import LayerPlan, MaskSource
 from ..stores.tally import LayerReading, ReadReport
+from .bytes_limit import bytes_elsewhere, check_limit
 from .in_step import InStep, all_or_none
 from .kl_by_bits import within_kl
 from .layer import PrunedKeyLayer
@@ -145,8 +146,9 @@ class CompressedCache(Cache):
         self._stored_by = None if store is None else name_of(store)
         self.maker = store or (CHANNELS if self.config.bits is None else CODED)
         self.budget = (
-            None if self.config.bits is None else self._budget(self.config.bits, model, len(layers), requested)
+            None if self.config.bits is None else self._budget(self.config.bits, model, layers, requested)
         )
+        self.limit = None if self.budget is None else self.budget.limit
         chunk_size = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
         for index, source in self._sources(len(layers), provider, masks).items():
             # The last one: where an eviction leaves layers different numbers of tokens, that has the fewest.
@@ -185,12 +187,19 @@ class CompressedCache(Cache):
         self._model = weakref.ref(model) if isinstance(model, PreTrainedModel) else None
         self._adapters = adapters_of(model) if isinstance(model, PreTrainedModel) else None
 
-    def _budget(self, bits: Bits, model: PreTrainedModel | PreTrainedConfig, count: int, requested: bool) -> BitBudget:
+    def _budget(
+        self, bits: Bits, model: PreTrainedModel | PreTrainedConfig, layers: Sequence[Any], requested: bool
+    ) -> BitBudget:
         """Return the budget of bits; if nobody asked for bits, an error says what does without them."""
         try:
             if bits.max_kl is not None:
                 bits = within_kl(bits, model, CompressedCache)
-            return budget_of(bits, model, self._shape, self.prunable_layers, count)
+            elsewhere = 0
+            if bits.max_bytes is not None:
+                elsewhere = bytes_elsewhere(model, self._shape, layers, self.prunable_layers)
+            budget = budget_of(bits, model, self._shape, self.prunable_layers, len(layers), elsewhere)
+            check_limit(budget, self.config, model, self._shape)
+            return budget
         except GraceError as error:
             if requested:
                 raise
@@ -240,6 +249,8 @@ class CompressedCache(Cache):
                 f"the model writes to layer {layer_idx} but this cache was made for {len(self.layers)} layers; write "
                 "CompressedCache(model.config, ...) with the configuration of the same model"
             )
+        if layer_idx == 0 and self.limit is not None:
+            self._keep_within()
         first, layer = layer_idx == self.prunable_layers[0], self.layers[layer_idx]
         if first or not self._attending:
             self._attending = self._implementation()  # once a step: asking takes as long as ten other lines
@@ -271,6 +282,15 @@ class CompressedCache(Cache):
         if key_states.shape[-2] > 1 and keeps_slice_of(layer, updated[0]):
             own_window(layer)
         return updated
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _keep_within(self) -> None:
+        """Before a step, store what has left the recent window, in all layers or, if there is no room, in none."""
+        self._settle()
+        with all_or_none(self.layers):
+            for layer in self.layers:
+                if isinstance(layer, PrunedKeyLayer):
+                    layer.keep_within()
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drop the newest tokens of all layers, or of none: see `grace_opt.hf.engine.layer.PrunedKeyLayer.crop`.

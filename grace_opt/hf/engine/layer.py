@@ -28,12 +28,13 @@ from ..models.compat import crop_is_relative
 from ..models.filler import Filler
 from ..models.observation import Observation
 from ..stores.channels.choice import raise_for_verdict
+from ..stores.coded.maker import CODED
 from ..stores.maker import StoreMaker
 from ..stores.old_tokens import without_full_mask
 from ..stores.packed.tokens import StoredTensor
 from ..stores.plan import LayerPlan
 from ..stores.store import Store
-from ..stores.tail import Tail
+from ..stores.tail import TAIL_GROWTH, Tail
 from ..stores.tally import ReadTally
 from .layer_context import LayerContext, with_context
 from .prompt import NO_TOKENS, Prompt
@@ -114,7 +115,7 @@ class PrunedKeyLayer(DynamicLayer):
             # Before the new tokens come: those here have been attended to, and stay.
             self._move_old_tail(0)
             tail = self._stored()
-        tail.append(key_states, value_states)
+        tail.append(key_states, value_states, self._growth(key_states.shape[-2]))
         if self.compressed is not None and not self.compressed.appends_attended:
             # Among candidates, only the first token is sure to stay; the others may be cropped again.
             self._move_old_tail(key_states.shape[-2] - 1 if self.prompt.assisted else 0)
@@ -130,6 +131,44 @@ class PrunedKeyLayer(DynamicLayer):
         """Whether only grace_opt's attention function can read what is now stored."""
         return self.compressed is not None and self.compressed.needs_our_attention(self.plan.config.fused)
 
+    def _growth(self, new: int) -> int:
+        """Return for how many tokens the tail allocates room: under a limit of bytes, for no more than it will hold."""
+        bits, block = self.plan.bits, self.plan.config.tail_block
+        if bits is None or bits.limit is None or block is None:
+            return TAIL_GROWTH
+        most = self.plan.config.recent_window + block
+        return min(max(most - self._stored().length - new, 0), TAIL_GROWTH)
+
+    def keep_within(self) -> None:
+        """Under a limit of bytes, store what has left the recent window, before a step or after a turn's attention.
+
+        A text that began too short to be coded is coded from here on.
+
+        Raises
+        ------
+        CacheError
+            If the tokens cannot be stored in so few bytes; nothing has changed.
+        """
+        bits, block = self.plan.bits, self.plan.config.tail_block
+        if bits is None or bits.limit is None or block is None:
+            return
+        if self.tail is None or self.prompt.waiting:
+            return
+        if self.compressed is None and self.tail.length >= self.plan.config.recent_window + block:
+            before, self.compressed = self.compressed, CODED.of_beginning(self.plan, self.tail)
+            try:
+                self._move_old_tail(0)
+            except BaseException:
+                self.compressed = before
+                raise
+        else:
+            self._move_old_tail(0)
+
+    def attention_over(self, new: int) -> None:
+        """Take note that attention over the store has been computed for so many new tokens."""
+        if new > 1 and not self.prompt.assisted:
+            self.keep_within()
+
     def _move_old_tail(self, unsure: int) -> None:
         """Store each full block of tokens that has left the recent window; unsure tokens do not count."""
         block, tail = self.plan.config.tail_block, self._stored()
@@ -137,11 +176,11 @@ class PrunedKeyLayer(DynamicLayer):
             return
         spare = tail.length - unsure - self.plan.config.recent_window
         if spare >= block:
-            moved = spare // block * block
+            moved, store = spare // block * block, self.compressed
             with without_autocast(tail.keys):
                 for first in range(0, moved, block):
-                    self.compressed = self.compressed.extended(self.plan, tail.cut(first, first + block))
-            self.tail = tail.cut(moved, tail.length)
+                    store = store.extended(self.plan, tail.cut(first, first + block))
+            self.compressed, self.tail = store, tail.cut(moved, tail.length)
 
     # --------------------------------------- with the attention function
 

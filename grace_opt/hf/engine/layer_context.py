@@ -33,6 +33,9 @@ class LayerProtocol(Protocol):
     def check_filled_by(self, module: nn.Module) -> None:
         """Raise if the layer was filled by a model with other weights."""
 
+    def attention_over(self, new: int) -> None:
+        """Take note that attention over the store has been computed for so many new tokens."""
+
     def observe(self, now: Observation, keys: Tensor, values: Tensor, at_once: bool = True) -> None:
         """Receive the attention function's queries, and compress if the prompt is over."""
 

@@ -36,7 +36,7 @@ OTHER_NAMES_OF_SETTINGS: Mapping[str, str] = {
     **dict.fromkeys(("k", "channels", "keep_channels", "num_channels"), _KEPT),
     **dict.fromkeys(("nbits", "n_bits", "num_bits"), _BITS),
     **dict.fromkeys(("kv_bits", "bits_per_element"), "write bits="),
-    **dict.fromkeys(("max_bytes", "num_bytes", "nbytes", "cache_bytes", "memory"), _BYTES),
+    **dict.fromkeys(("num_bytes", "nbytes", "cache_bytes", "memory"), _BYTES),
     **dict.fromkeys(("kl", "target_kl", "max_error"), "write max_kl="),
     **dict.fromkeys(("budget", "token_budget", "max_capacity_prompt", "max_capacity_prompts", "press"), _TOKENS),
     **dict.fromkeys(("n_sink", "n_sinks", "sinks", "num_sink_tokens"), "write sink_tokens="),

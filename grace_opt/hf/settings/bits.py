@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..._util.parameters import check_fields, flag, integer, number, shown
+from ..._util.sizes import byte_count
 from ..._util.warning import warn
 from ...errors import OptionError
 from ..models.arguments import explains_arguments
 
 #: The settings of which one (or the pair in the middle) asks for bits.
-BUDGETS = ("bits", "key_bits", "value_bits", "total_bytes", "max_kl")
+BUDGETS = ("bits", "key_bits", "value_bits", "total_bytes", "max_bytes", "max_kl")
 CALIBRATED, NO_BASIS = "calibrated", "none"
 TAIL_BLOCK_WITH_BITS = 64
 #: Every block of newer tokens has means and scales of its own, which weigh more the smaller it is.
@@ -39,7 +40,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("keys", "k", "k_bits"), "write key_bits="),
     **dict.fromkeys(("values", "v", "v_bits"), "write value_bits="),
     **dict.fromkeys(("kl", "target_kl", "max_error"), "write max_kl="),
-    **dict.fromkeys(("max_bytes", "num_bytes", "nbytes", "bytes", "memory"), "write total_bytes="),
+    **dict.fromkeys(("num_bytes", "nbytes", "bytes", "memory", "max_memory"), "write max_bytes="),
 }
 
 
@@ -52,11 +53,15 @@ class Bits:
     ----------
     bits : float, optional
         Mean number of bits per element of K and V, with everything counted, over the tokens that are neither sink
-        tokens nor recent; 2.25 if none of these five is given.
+        tokens nor recent; 2.25 if none of these six is given.
     key_bits, value_bits : float, optional
         The same for K and V apart; both, instead of ``bits``.
     total_bytes : int, optional
         Bytes of the whole cache at the end of the prompt, dense parts included, instead of ``bits``.
+    max_bytes : int or str, optional
+        Bytes that the whole cache never exceeds after any step, such as ``"512MiB"``, instead of ``bits``: room to grow
+        and tables included. As many bits as fit; where ``generate`` does not say how many tokens will come, older ones
+        are coded again with fewer bits as they do.
     max_kl : float, optional
         KL divergence from the dense cache's next-token distributions, nats per token, instead of ``bits``: the fewest
         bits that leave no more, as measured once for the model.
@@ -85,6 +90,7 @@ class Bits:
     key_bits: float | None = None
     value_bits: float | None = None
     total_bytes: int | None = None
+    max_bytes: int | str | None = None
     max_kl: float | None = None
     basis: str | os.PathLike[str] = CALIBRATED
     trellis: bool = True
@@ -113,10 +119,13 @@ class Bits:
                 )
         check_fields(self, integer, "total_bytes", at_least=1, optional=True)
         check_fields(self, number, "max_kl", above=0, optional=True)
-        if self.budget not in (("bits",), ("total_bytes",), ("max_kl",), ("key_bits", "value_bits")):
+        if self.max_bytes is not None:
+            object.__setattr__(self, "max_bytes", byte_count("max_bytes", self.max_bytes))
+        pair = "key_bits", "value_bits"
+        if self.budget != pair and (len(self.budget) > 1 or self.budget[0] in pair):
             raise OptionError(
                 f"{' and '.join(self.budget)} given: write bits= alone, key_bits= and value_bits= together, "
-                "total_bytes= alone, or max_kl= alone"
+                "total_bytes=, max_bytes= or max_kl= alone"
             )
         if self.max_kl is not None and (self.basis == NO_BASIS or not self.trellis):
             other = f'basis="{NO_BASIS}"' if self.basis == NO_BASIS else "trellis=False"
@@ -127,7 +136,7 @@ class Bits:
 
     @property
     def budget(self) -> tuple[str, ...]:
-        """Names of what is given of the five."""
+        """Names of what is given of the six."""
         return tuple(name for name in BUDGETS if getattr(self, name) is not None)
 
     def check_tail_block(self, block: int) -> None:
@@ -140,6 +149,11 @@ class Bits:
 
     def check_eviction(self, evict: Any) -> None:
         """Refuse an eviction that looks back at more queries than are observed, or whose error nobody has measured."""
+        if self.max_bytes is not None:
+            raise OptionError(
+                f"max_bytes={self.max_bytes} and evict={type(evict).__name__}(...): what heads keep after an eviction "
+                "is not coded again; leave out evict=, or write total_bytes= for a budget at the end of the prompt"
+            )
         if self.max_kl is not None:
             raise OptionError(
                 f"max_kl={self.max_kl:g} and evict={type(evict).__name__}(...): what dropped tokens leave is not "

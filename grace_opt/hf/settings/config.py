@@ -66,8 +66,8 @@ class CacheConfig:
     **settings
         The attributes below by name; and the settings of `Channels` and `Bits` themselves (``method``, ``ratio``,
         ``kept_channels``, ``protect``, ``weight``, ``seed``, ``options``, ``observation_window``; ``bits`` as a number,
-        ``key_bits``, ``value_bits``, ``total_bytes``, ``max_kl``, ``basis``,
-        ``trellis``, ``guard``), of which these objects are then made.
+        ``key_bits``, ``value_bits``, ``total_bytes``, ``max_bytes``, ``max_kl``, ``basis``, ``trellis``,
+        ``guard``), of which these objects are then made.
 
     Attributes
     ----------

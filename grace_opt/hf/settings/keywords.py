@@ -41,6 +41,7 @@ USUAL: Mapping[str, Any] = {
     "key_bits": None,
     "value_bits": None,
     "total_bytes": None,
+    "max_bytes": None,
     "max_kl": None,
     "basis": CALIBRATED,
     "trellis": None,

@@ -42,8 +42,8 @@ class Tail:
         """The tensors kept alive, spare room included."""
         return self._keys, self._values
 
-    def append(self, keys: Tensor, values: Tensor) -> None:
-        """Add tokens to the spare room, or allocate room for ``TAIL_GROWTH`` more."""
+    def append(self, keys: Tensor, values: Tensor, growth: int = TAIL_GROWTH) -> None:
+        """Add tokens to the spare room, or allocate room for `growth` more."""
         new = self.length + keys.shape[-2]
         # Under autograd, writing in place would break the graph of the previous step.
         follows = torch.is_grad_enabled() and (keys.requires_grad or self._keys.requires_grad)
@@ -52,7 +52,7 @@ class Tail:
             self._values = torch.cat([self.values, values], dim=-2)
         else:
             if new > self._keys.shape[-2] or self._frozen():
-                self._keys, self._values = (_with_room(t, self.length, new + TAIL_GROWTH) for t in self.buffers)
+                self._keys, self._values = (_with_room(t, self.length, new + growth) for t in self.buffers)
             self._keys[:, :, self.length : new] = keys
             self._values[:, :, self.length : new] = values
         self.length = new

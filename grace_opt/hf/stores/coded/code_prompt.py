@@ -28,13 +28,15 @@ from ...bases.importance import ObservedQueries, attention_moments, queries_of_r
 from ...bases.rotary import positions_of
 from ...models.observation import Observation
 from ...models.placement import rank
+from ...settings.bits import MAX_CODE_BITS
 from ..plan import LayerPlan
 from .bitplanes import PER_BYTE, pack_bits
 from .coded import CodedTokens
 from .codes import PARAMETER_BITS, Codes
 from .heads import StoredHeads, code_heads
 from .row import CodedRow
-from .segment import Segment, class_of_tokens, packed_classes, segment_bits
+from .room import Room
+from .segment import Segment, class_of_tokens, class_weights, packed_classes, segment_bits
 from .short import MIN_TOKENS
 
 #: Bytes of the position of a token that eviction has left.
@@ -107,6 +109,8 @@ def code_prompt(
         budget.check(1, keys.nbytes + values.nbytes, True)
         return None
     heads = keys.shape[1]
+    if budget.limit is not None and plan.index == budget.layers[0]:
+        budget.limit.chosen.clear()
     if places is None or len({*places}) == 1:  # one stands for all
         places = (old if kept is None else kept.shape[-1],)
     over, left = _on_cpu(over), None if kept is None or over.valid is None else kept[:, 0].cpu()
@@ -233,11 +237,14 @@ class _Ready:
     gain: Tensor | None
     origin: int
     unlike: Tensor | None  # what a Divergence consists of
+    again: bool  # whether it may be coded again
 
     def coded(self, keys: Codes, values: Codes) -> CodedRow:
         """Return the row with these codes."""
+        weights = [each.weights for each in self.stored]
+        of_classes = class_weights(weights, self.stored[0].sizes) if self.again else None
         return CodedRow(
-            segments=(Segment(keys, values, packed_classes(self.classes)),),
+            segments=(Segment(keys, values, packed_classes(self.classes), of_classes),),
             waiting=None,
             sink_keys=self.row.keys[:, : self.sinks].clone(),
             sink_values=self.row.values[:, : self.sinks].clone(),
@@ -273,13 +280,19 @@ def _ready(
     sizes = class_sizes(coded)
     tokens = tuple(each.coded for each in needs)
     elements, fixed = heads * sum(tokens), [sum(each.fixed[kind] for each in needs) for kind in (0, 1)]
-    key_bits, value_bits = budget.means(
-        len(over.queries),
-        elements * (width + depth),
-        sum(each.dense for each in needs),
-        heads * sum(fixed) / 8,
-        len(needs),
-    )
+    if budget.limit is not None:
+        turned = budget.calibrated is not None and budget.calibrated.keys[plan.index].rotary is not None
+        room = Room.of(plan, row.keys.expand(len(over.queries), -1, -1, -1), row.values[None], turned)
+        key_bits = value_bits = room.first_bits(coded, sinks, over.length)
+        budget.limit.note(plan.index, over.length, key_bits)
+    else:
+        key_bits, value_bits = budget.means(
+            len(over.queries),
+            elements * (width + depth),
+            sum(each.dense for each in needs),
+            heads * sum(fixed) / 8,
+            len(needs),
+        )
     # What every head takes is no matter of shares, so that no head's share is less than that.
     mean = key_bits - fixed[0] / (sum(tokens) * width), value_bits - fixed[1] / (sum(tokens) * depth)
     if min(mean) < 0:
@@ -316,7 +329,8 @@ def _ready(
     unlike = None
     if found is not None and not budget.guard.is_off:
         unlike = divergence(found, inner_keys, row.values[:, sinks:], stored[0].energy * over.scaling**2)
-    return _Ready(row, sinks, classes, stored, (key_bits, value_bits), gain, origin, unlike)
+    again = budget.limit is not None
+    return _Ready(row, sinks, classes, stored, (key_bits, value_bits), gain, origin, unlike, again)
 
 
 def _moment(tensor: Tensor) -> Tensor:
@@ -327,4 +341,5 @@ def _moment(tensor: Tensor) -> Tensor:
 
 def _all_dense(row: _Row) -> CodedRow:
     """Return a row without codes: every token is kept as sink tokens are."""
-    return CodedRow((), None, row.keys.clone(), row.values.clone(), row.places, row.packed)
+    most = float(MAX_CODE_BITS), float(MAX_CODE_BITS)  # of tokens to come, if they are coded all the same
+    return CodedRow((), None, row.keys.clone(), row.values.clone(), row.places, row.packed, most)

@@ -17,6 +17,8 @@ from ...._util.arrays import without_autocast
 from ....errors import CacheError
 from ...bases.importance import tail_attention
 from ...models.attention import Attended, logit_scaling
+from ...models.placement import rank
+from ...settings.bits import MAX_CODE_BITS
 from ..counting import bits_of
 from ..masks import check_mask_covers_cache, gather_mask_columns
 from ..packed.tokens import StoredTensor
@@ -27,7 +29,9 @@ from .in_place import attention_in_place
 from .parts import CodedParts, Received
 from .saved_row import taken_apart
 from .short import dense_rows, why_dense
-from .waiting import ready
+from .room import Room, ready_within
+from .row import CodedRow
+from .waiting import SETTLED, ready
 
 #: What is counted of codes.
 COUNTED = ("codes", "parameters")
@@ -97,8 +101,11 @@ class CodedTokens(CodedParts):
     def extended(self, plan: LayerPlan, tokens: Tail) -> CodedTokens:
         """Append newer tokens, which wait for their classes; give those that have waited long enough theirs."""
         keys, values = tokens.keys.detach(), tokens.values.detach()  # codes have no gradients
+        assert plan.bits is not None
+        trellis, waits = plan.bits.trellis, plan.bits.limit is not None
         rows = tuple(
-            row.appended(keys[number], values[number], self.bases, self.length) for number, row in enumerate(self.rows)
+            row.appended(keys[number], values[number], self.bases, self.length, trellis, waits)
+            for number, row in enumerate(self.rows)
         )
         positions, length = self.positions_with(tokens.length), self.length + tokens.length
         grown = replace(self, length=length, rows=rows, positions=positions)
@@ -106,10 +113,47 @@ class CodedTokens(CodedParts):
         sums = self.received.of(count, tokens.keys)
         if not count:  # no row has codes: the block is dense, and nobody will ask
             return replace(grown, received=Received(sums[..., tokens.length :].clone()))
-        if coded := ready(count, tokens.length):
-            settled = grown.settled(plan, sums[..., :coded])
-            return replace(settled, received=Received(sums[..., coded:].clone()))
-        return grown
+        coded = ready(count, tokens.length) if plan.bits.limit is None else grown.ready_within(plan, tokens)
+        if not coded:
+            return grown
+        settled = grown.settled(plan, sums[..., :coded])
+        if plan.bits.limit is not None:
+            settled = settled.within(plan, Room.of(plan, tokens.keys, tokens.values, settled.turned))
+        return replace(settled, received=Received(sums[..., coded:].clone()))
+
+    @property
+    def turned(self) -> bool:
+        """Whether keys leave out a mean that turns with the position."""
+        return self.bases is not None and self.bases[0].rotary is not None
+
+    def ready_within(self, plan: LayerPlan, block: Tail) -> int:
+        """Return how many of the waiting tokens are coded now, by what may wait under a limit of bytes."""
+        room = Room.of(plan, block.keys, block.values, self.turned)
+        most = SETTLED
+        for row in self.own_rows():
+            # Those that wait already may have more bits than those that come.
+            length, blocks = row.length + block.length, row.waits // block.length
+            held = row.waiting_bytes() + blocks * room.beside_waiting(length)
+            undivided = room.undivided(row.sink_keys.shape[1])
+            if held + room.waiting_block(row.bits, length) > room.for_waiting(undivided, row.bits, length):
+                most = min(most, row.waits)
+        return ready_within(self.waiting, block.length, most)
+
+    @classmethod
+    def empty(cls, plan: LayerPlan, tail: Tail) -> CodedTokens:
+        """Return a store without tokens, for a text whose beginning is too short to be coded."""
+        assert plan.bits is not None
+        none, most = tail.cut(0, 0), float(MAX_CODE_BITS)
+        row = CodedRow((), None, none.keys[0], none.values[0], 0, bits=(most, most))
+        bases = plan.bits.bases(plan.index, none.keys.shape[1], rank())
+        if bases is not None:
+            bases = bases[0].to(none.keys.device), bases[1].to(none.keys.device)
+        return cls(0, (row,) * len(none.keys), bases)
+
+    def within(self, plan: LayerPlan, room: Room) -> CodedTokens:
+        """Return it with as few bits as its sequences may have; raises `CacheError` if that is not enough."""
+        made = {id(row): row.within(plan, room, self.bases) for row in self.own_rows()}
+        return replace(self, rows=tuple(made[id(row)] for row in self.rows))
 
     def settled(self, plan: LayerPlan, received: Tensor) -> CodedTokens:
         """Give the n oldest waiting tokens their classes; `received` ``(B, H, 3, n)`` is the attention on them."""

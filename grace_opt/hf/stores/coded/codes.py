@@ -13,7 +13,7 @@ other, and are read as one bit more (:mod:`grace_opt.kernels.cache.coding.trelli
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import torch
@@ -88,10 +88,10 @@ class Codes:
 
     def widths(self) -> Tensor:
         """Return the bits of every channel, ``(C, H, d)`` uint8."""
-        levels = self._indices()
+        levels = self.indices()
         return _as_tensor(WIDTHS, self.levels.device).index_select(0, levels.view(-1).int()).view(levels.shape)
 
-    def _indices(self) -> Tensor:
+    def indices(self) -> Tensor:
         """Return the index into `WIDTHS` of every channel, ``(C, H, d)`` uint8."""
         (heads, width), classes = self.means.shape, len(self.counts)
         places = unpack_bits(self.levels, heads * classes * width)
@@ -106,7 +106,7 @@ class Codes:
         widths = self.widths()
         book = self.book
         means = (self.means.float() * self.unit[:, None])[..., None]
-        scales = (self._scales(widths) * self.unit[:, None])[..., None]
+        scales = (self.class_scales(widths) * self.unit[:, None])[..., None]
         wide = widths.view(len(self.counts), -1, 1).int()
         longer = (wide > 0) & (wide < EVEN_WIDTH)
         if self.trellis:
@@ -120,8 +120,8 @@ class Codes:
             found.append(numbers.view(heads, width, -1) * scales[number] + means)
         return (found[0] if len(found) == 1 else torch.cat(found, dim=-1)).mT
 
-    def _scales(self, widths: Tensor) -> Tensor:
-        """Return the scales of all channels, ``(C, H, d)`` float32; 0 for those without bits."""
+    def class_scales(self, widths: Tensor) -> Tensor:
+        """Return the scales of all channels, ``(C, H, d)`` float32, in units of `unit`; 0 for those without bits."""
         wide = widths > 0
         place = wide.flatten().cumsum(0).view(widths.shape)  # without shapes that depend on data, for torch.compile
         return torch.nn.functional.pad(self.scales.float(), (1, 0))[torch.where(wide, place, 0)]
@@ -133,7 +133,7 @@ class Codes:
 
     def split(self, heads: int) -> tuple[Codes, Codes]:
         """Return the codes of the first heads and those of the others, copied; of codes in one class."""
-        levels, widths = self._indices(), self.widths()[0]
+        levels, widths = self.indices(), self.widths()[0]
         first = widths[:heads].long()
         scales, planes = torch.stack([(first > 0).sum(), first.sum()]).tolist()  # one wait
         parts = []
@@ -162,9 +162,20 @@ class Codes:
         return cls(**plain, planes=planes, counts=tuple(counts), trellis=trellis)
 
 
+def codes_of_widths(codes: Codes, levels: Tensor, scales: Tensor, planes: tuple[Tensor, ...]) -> Codes:
+    """Return codes with the same means, and other levels ``(C, H, d)``, scales ``(C, H d)`` and planes."""
+    used = torch.nonzero(levels.flatten())[:, 0]
+    return replace(
+        codes,
+        levels=to_device(_packed(levels), codes.means.device),
+        scales=scales.flatten().index_select(0, to_device(used, codes.means.device)),
+        planes=planes,
+    )
+
+
 def stacked(first: Codes, second: Codes) -> Codes:
     """Return codes of the heads of both; both have the same number of tokens, in one class."""
-    levels = torch.cat([codes._indices() for codes in (first, second)], dim=1)
+    levels = torch.cat([codes.indices() for codes in (first, second)], dim=1)
     return Codes(
         levels=_packed(levels),
         means=torch.cat([first.means, second.means]),

@@ -69,7 +69,7 @@ class StoredHeads:
             coordinates = self._coordinates(heads)
             largest, squares = self._squares(coordinates, heads)
             costs = squares * self.energy[heads, None]
-            yield Part(coordinates, _divided(costs, self.sizes, self.bits[heads], self.trellis), largest)
+            yield Part(coordinates, divided_levels(costs, self.sizes, self.bits[heads], self.trellis), largest)
             del coordinates  # before the next ones are made
 
     def costs(self) -> tuple[Tensor, Tensor]:
@@ -129,14 +129,14 @@ def _coded_elsewhere(stored: Sequence[StoredHeads]) -> list[Codes]:
 
 
 def _levels(groups: Sequence[Sequence[StoredHeads]], costs: Sequence[Tensor]) -> list[Tensor]:
-    """Return what `_divided` does for every group: those of equal sizes in one call, which threads share."""
+    """Return what `divided_levels` does for every group: those of equal sizes in one call, which threads share."""
     found: dict[int, Tensor] = {}
     sizes = [(group[0].sizes, each.shape[1:]) for group, each in zip(groups, costs, strict=True)]
     for size in dict.fromkeys(sizes):
         numbers = [number for number, own in enumerate(sizes) if own == size]
         bits = torch.cat([each.bits for number in numbers for each in groups[number]])
         trellis = groups[numbers[0]][0].trellis
-        levels = _divided(torch.cat([costs[number] for number in numbers]), size[0], bits, trellis)
+        levels = divided_levels(torch.cat([costs[number] for number in numbers]), size[0], bits, trellis)
         apart = torch.split(levels, [len(costs[number]) for number in numbers], 1)
         found |= zip(numbers, apart, strict=True)
     return [found[number] for number in range(len(groups))]
@@ -212,17 +212,21 @@ def _coordinates(tensor: Tensor, order: Tensor, encode: Tensor | None, heads: sl
     return (part.mT.contiguous() if encode is None else encode[heads].mT @ part.mT).mT
 
 
-def _divided(costs: Tensor, sizes: Sequence[int], bits: Tensor, trellis: bool = False) -> Tensor:
+def divided_levels(
+    costs: Tensor, sizes: Sequence[int], bits: Tensor, trellis: bool = False, admissible: Tensor | None = None
+) -> Tensor:
     """Return the levels that `grace_opt.allocate` chooses within each head's bits ``(H,)``: ``(C, H, d)``.
 
-    `costs` ``(H, C, d)`` are those of no bits at all.
+    `costs` ``(H, C, d)`` are those of no bits at all; `admissible` ``(H, C, d, 8)`` says which levels may be chosen,
+    all if None.
 
     By its steps alone: its checks, its bound and its certificate take three times as long, and nobody would read them.
     """
     heads, classes, width = costs.shape
     losses = costs[..., None] * torch.tensor(distortions(trellis), dtype=torch.float64, device=costs.device)
     prices = _costs(tuple(sizes), losses.device)[:, None].expand(losses.shape).flatten(1, 2)
-    problem = losses.flatten(1, 2), prices, torch.ones_like(prices, dtype=torch.bool)
+    every = torch.ones_like(prices, dtype=torch.bool) if admissible is None else admissible.flatten(1, 2)
+    problem = losses.flatten(1, 2), prices, every
     levels, _ = within_budget(*problem, bits, lower_hulls(*problem))
     return levels.view(heads, classes, width).transpose(0, 1)
 

@@ -39,6 +39,10 @@ class CodedMaker(StoreMaker):
         places = tuple(tokens_kept(plan, layer, length) - recent for layer in plan.bits.layers)
         return code_prompt(plan, over, keys, values, kept, places)
 
+    def of_beginning(self, plan: LayerPlan, tail: Tail) -> Store:
+        """Return a store without tokens, for a text whose beginning is too short to be coded."""
+        return CodedTokens.empty(plan, tail)
+
     def of_file(
         self, check: LayerCheck, plan: LayerPlan, about: dict[str, Any], tensors: dict[str, Tensor], tail: Tail
     ) -> Callable[[torch.device], Store]:

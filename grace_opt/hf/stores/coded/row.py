@@ -20,8 +20,10 @@ from ....kernels.cache.coded.table import CodedSequence, CodesTable, table_of, u
 from ...bases.basis import Basis
 from ...bases.rotary import RotaryMean, positions_of
 from ..plan import LayerPlan
+from .again import coded_again
 from .bitplanes import append_bits, unpack_bits
 from .codes import Codes
+from .room import STEP, Room
 from .segment import Segment
 from .waiting import settled, waiting_codes, waiting_coordinates, waiting_width
 
@@ -116,10 +118,18 @@ class CodedRow:
             columns = columns[..., unpack_bits(self.present, self.length).bool().to(columns.device)]
         return positions_of(columns, self.origin)
 
-    def appended(self, keys: Tensor, values: Tensor, bases: tuple[Basis, Basis] | None, column: int) -> CodedRow:
+    def appended(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        bases: tuple[Basis, Basis] | None,
+        column: int,
+        trellis: bool,
+        waits: bool = False,
+    ) -> CodedRow:
         """Append a block of newer tokens, which wait for their classes.
 
-        A row without codes keeps them dense.
+        A row without codes keeps them dense, unless it `waits` all the same.
 
         Parameters
         ----------
@@ -129,15 +139,18 @@ class CodedRow:
             As in `dense`.
         column : int
             Where the first of them is in the sequence, padding included.
+        trellis : bool
+            Whether to code by a trellis.
+        waits : bool
         """
         more, present = keys.shape[1], self.present
         if present is not None:
             present = append_bits(present, self.length, torch.ones(more, dtype=torch.uint8, device=present.device))
         grown = replace(self, length=self.length + more, present=present)
-        if not self.segments:
+        if not (self.segments or waits):
             sink_keys, sink_values = torch.cat([self.sink_keys, keys], 1), torch.cat([self.sink_values, values], 1)
             return replace(grown, sink_keys=sink_keys, sink_values=sink_values)
-        made, trellis = [], self.segments[0].keys.trellis
+        made = []
         if self.gain is not None and bases is not None:
             places = torch.arange(column, column + more, device="cpu")
             keys = _moved(keys, bases[0], self.gain, positions_of(places, self.origin))
@@ -151,17 +164,44 @@ class CodedRow:
         """Code the oldest waiting tokens, whole blocks; `received`, of these, is as in `bits.waiting.settled`."""
         if self.waiting is None:
             return self
-        energies = [
-            _energy(codes, None if bases is None else bases[number])
-            for number, codes in enumerate((self.segments[0].keys, self.segments[0].values))
-        ]
         heads = len(self.sink_keys)
         blocks = received.shape[-1] // self.waiting[0].counts[0]
         (old_keys, keys), (old_values, values) = (codes.split(heads * blocks) for codes in self.waiting)
         coordinates = waiting_coordinates(old_keys, heads), waiting_coordinates(old_values, heads)
-        segment = settled(plan, coordinates, received, (energies[0], energies[1]), self.bits)
+        segment = settled(plan, coordinates, received, self._energies(bases), self.bits)
         waiting = (keys, values) if len(keys.means) else None
         return replace(self, segments=(*self.segments, segment), waiting=waiting)
+
+    def within(self, plan: LayerPlan, room: Room, bases: tuple[Basis, Basis] | None) -> CodedRow:
+        """Return it with as few bits as it may have; raises `CacheError` if even the fewest are too many."""
+        if not self.segments:
+            return self
+        counts = [each.keys.counts for each in self.segments]
+        held = self.waiting_bytes() + self.waits / room.block * room.beside_waiting(self.length)
+        most = room.mean_bits(counts, self.sink_keys.shape[1], self.length, held)
+        fixed = room.fixed(counts)
+        tokens = sum(map(sum, counts)) * room.heads
+        elements = tokens * room.width, tokens * room.depth
+        asked = sum(max(mean * own, least) for mean, own, least in zip(self.bits, elements, fixed, strict=True))
+        if asked <= most * sum(elements):
+            return self
+        least = max(own / of for own, of in zip(fixed, elements, strict=True))
+        bits = max(most * STEP, least)
+        made = coded_again(plan, self.segments, self._energies(bases), (bits, bits))
+        room.limit.note(plan.index, self.length, bits)
+        return replace(self, segments=made, bits=(bits, bits))
+
+    def waiting_bytes(self) -> int:
+        """Return the bytes of the codes of tokens that wait."""
+        return 0 if self.waiting is None else sum(codes.nbytes for codes in self.waiting)
+
+    def _energies(self, bases: tuple[Basis, Basis] | None) -> tuple[Tensor, Tensor]:
+        """Return what errors in each coordinate of keys and values cost, ``(H, d)``: without a basis, all alike."""
+        if bases is not None:
+            return bases[0].energy.float(), bases[1].energy.float()
+        sinks = self.sink_keys, self.sink_values
+        keys, values = (each.new_ones((len(each), each.shape[-1]), dtype=torch.float32) for each in sinks)
+        return keys, values
 
     def waiting_coordinates(self) -> tuple[Tensor, Tensor]:
         """Return the coordinates of waiting keys and values, ``(H, n, d)`` float32 each; there must be some."""
@@ -258,11 +298,6 @@ class CodedRow:
         """Return the tensors that are not of codes."""
         names = ("sink_keys", "sink_values", "present", "gain")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
-
-def _energy(codes: Codes, basis: Basis | None) -> Tensor:
-    """Return what errors in each coordinate cost, ``(H, d)``: without a basis, all directions alike."""
-    return torch.ones_like(codes.means, dtype=torch.float32) if basis is None else basis.energy.float()
 
 
 def _decodes(bases: tuple[Basis, Basis] | None) -> tuple[Tensor | None, Tensor | None]:

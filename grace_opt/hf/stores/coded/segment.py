@@ -31,11 +31,15 @@ class Segment:
         In the order of their classes.
     classes : Tensor
         ``(2, H, ⌈T/8⌉)`` uint8: the bits of each token's class, in the order of the sequence.
+    weights : Tensor or None
+        ``(2, H, C)`` float32: how much an error in a key, and in a value, of each class counts; kept where tokens may be
+        coded again. None: all alike.
     """
 
     keys: Codes
     values: Codes
     classes: Tensor
+    weights: Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -61,11 +65,21 @@ class Segment:
         named = {
             f"{kind}.{name}": t for kind in ("keys", "values") for name, t in getattr(self, kind).tensors().items()
         }
-        return {"classes": self.classes, **named}
+        found = {"classes": self.classes, **named}
+        return found if self.weights is None else {**found, "weights": self.weights}
+
+    def weight(self, kind: int) -> Tensor:
+        """Return how much an error in keys (0) or values (1) of each class counts, ``(H, C)``."""
+        if self.weights is not None:
+            return self.weights[kind]
+        codes = self.keys
+        return codes.means.new_ones((len(codes.means), len(codes.counts)), dtype=torch.float32)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Segment:
         """Apply a function to every tensor."""
-        return replace(self, keys=self.keys.map(change), values=self.values.map(change), classes=change(self.classes))
+        weights = None if self.weights is None else change(self.weights)
+        keys, values = self.keys.map(change), self.values.map(change)
+        return replace(self, keys=keys, values=values, classes=change(self.classes), weights=weights)
 
 
 def class_of_tokens(scores: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -80,6 +94,12 @@ def class_of_tokens(scores: Tensor, sizes: Sequence[int]) -> Tensor:
     )
     order = scores.argsort(dim=-1, descending=True, stable=True)
     return torch.empty_like(order, dtype=torch.uint8).scatter_(-1, order, ranked.expand(order.shape))
+
+
+def class_weights(weights: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Return the mean weight of each class's keys and values, ``(2, H, C)``, of weights ``(H, n)`` in their order."""
+    parts = [torch.stack([part.mean(-1) for part in each.float().split(list(sizes), -1)], -1) for each in weights]
+    return torch.stack(parts)
 
 
 def packed_classes(classes: Tensor) -> Tensor:

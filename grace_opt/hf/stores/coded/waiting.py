@@ -24,7 +24,7 @@ from ...models.placement import rank
 from ..plan import LayerPlan
 from .codes import Codes, Part, encode, stacked
 from .heads import StoredHeads, code_heads
-from .segment import Segment, class_of_tokens, packed_classes, segment_bits
+from .segment import Segment, class_of_tokens, class_weights, packed_classes, segment_bits
 
 #: Number of waiting tokens at which the oldest of them are coded, and of those that go on waiting.
 SETTLED, NEWEST = 1024, 512
@@ -116,18 +116,11 @@ def settled(
     first, second = torch.where(unseen, 1.0, first), torch.where(unseen, 1.0, second)
     classes = class_of_tokens(first, sizes)
     order = classes.argsort(dim=-1, stable=True)
+    weights = [weight.gather(1, order) for weight in token_weights(first, second)]
     stored = [
-        StoredHeads(
-            tensor,
-            order,
-            None,
-            weight.gather(1, order),
-            energy.double(),
-            sizes,
-            share * tensor[0].numel(),
-            budget.trellis,
-        )
-        for tensor, weight, energy, share in zip(waiting, token_weights(first, second), energies, shares, strict=True)
+        StoredHeads(tensor, order, None, weight, energy.double(), sizes, share * tensor[0].numel(), budget.trellis)
+        for tensor, weight, energy, share in zip(waiting, weights, energies, shares, strict=True)
     ]
     keys, values = code_heads(stored)
-    return Segment(keys, values, packed_classes(classes))
+    of_classes = None if budget.limit is None else class_weights(weights, sizes)
+    return Segment(keys, values, packed_classes(classes), of_classes)

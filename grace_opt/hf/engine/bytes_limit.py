@@ -1,0 +1,64 @@
+"""What can be said of ``max_bytes=`` before any token is read: what other layers take, and whether it can be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ...errors import OptionError
+from ..bases.budget import BitBudget
+from ..models.foreign_layers import EMPTY
+from ..settings.config import CacheConfig
+from ..stores.coded.room import Room
+
+
+def bytes_elsewhere(
+    model: PreTrainedModel | PreTrainedConfig,
+    shape: Mapping[str, Any],
+    layers: Sequence[Any],
+    coded: Sequence[int],
+) -> int:
+    """Return the most bytes that the layers which are not coded take, for each sequence.
+
+    Raises
+    ------
+    OptionError
+        If these grow with the text, or keep states whose size nobody knows beforehand.
+    """
+    token, found = 2 * int(shape["num_key_value_heads"]) * int(shape["head_dim"]) * _itemsize(model), 0
+    for number, layer in enumerate(layers):
+        if number in coded or isinstance(layer, EMPTY):
+            continue
+        window = getattr(layer, "sliding_window", None)
+        if not isinstance(window, int):
+            raise OptionError(
+                f"max_bytes= is for models whose layers are all coded or have sliding windows, and layer {number} is "
+                f"neither ({type(layer).__name__}): its bytes are not known beforehand, or grow with the text; leave out "
+                "dense_layers=, or write bits="
+            )
+        found += window * token
+    return found
+
+
+def check_limit(
+    budget: BitBudget, config: CacheConfig, model: PreTrainedModel | PreTrainedConfig, shape: Mapping[str, Any]
+) -> None:
+    """Raise `CacheError` if not even one sequence's dense tokens fit into the bytes."""
+    if budget.limit is None:
+        return
+    assert config.tail_block is not None
+    heads, width = int(shape["num_key_value_heads"]), int(shape["head_dim"])
+    room = Room(
+        budget.limit, 1, heads, width, width, _itemsize(model), config.recent_window, config.tail_block, turned=False
+    )
+    room.mean_bits([], config.sink_tokens or 0, 1)
+
+
+def _itemsize(model: PreTrainedModel | PreTrainedConfig) -> int:
+    """Return the bytes of a number of keys; of a configuration that does not say, those of 16 bits."""
+    config = model.config if isinstance(model, PreTrainedModel) else model
+    given = model.dtype if isinstance(model, PreTrainedModel) else config.get_text_config(decoder=True).dtype
+    return given.itemsize if isinstance(given, torch.dtype) else 2

@@ -1,0 +1,111 @@
+"""Code segments again with fewer bits: all classes of all segments of a head share its bits, at one price.
+
+What is coded again are the decoded numbers. A channel that keeps its width keeps its codes as they are, so it has no
+further error; of one that loses bits, the errors of both codes add up.
+
+How much a token counts is known of its class: the mean weight of its tokens, by the attention that they had received
+when they got their class. So tokens that few queries ask for lose bits first, wherever they are.
+
+Source: Lagrangian allocation (Shoham & Gersho, IEEE Trans. ASSP 36, 1988), as in `allocate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...._util.arrays import to_device
+from ....kernels.cache.coding import scaled_and_coded
+from ...bases.codebooks import WIDTHS, codebooks, distortions
+from ...models.placement import rank
+from ..plan import LayerPlan
+from .codes import Codes, codes_of_widths
+from .heads import divided_levels
+from .segment import Segment, segment_bits
+
+
+def coded_again(
+    plan: LayerPlan, segments: Sequence[Segment], energies: tuple[Tensor, Tensor], bits: tuple[float, float]
+) -> tuple[Segment, ...]:
+    """Code segments of one sequence again, so that all of them together have so many bits.
+
+    Parameters
+    ----------
+    plan : LayerPlan
+    segments : sequence of Segment
+    energies : (Tensor, Tensor)
+        ``(H, d)`` each: what a unit of squared error in each coordinate costs.
+    bits : (float, float)
+        Mean bits per element of keys and of values, with everything counted.
+    """
+    budget = plan.bits
+    assert budget is not None
+    tokens, heads = sum(each.tokens for each in segments), len(segments[0].keys.means)
+    widths = [each.shape[-1] for each in energies]
+    fixed = [sum(segment_bits(each.tokens, len(each.keys.counts), width) for each in segments) for width in widths]
+    means = [max(mean - own / (tokens * width), 0.0) for mean, own, width in zip(bits, fixed, widths, strict=True)]
+    shares = budget.head_bits(plan.index, heads, rank(), (means[0], means[1]))
+    found = []
+    for kind, (energy, share, width) in enumerate(zip(energies, shares, widths, strict=True)):
+        every = [(each.keys, each.values)[kind] for each in segments]
+        weights = [each.weight(kind) for each in segments]
+        found.append(_fewer(every, energy.double(), weights, share * tokens * width))
+    return tuple(
+        replace(segment, keys=keys, values=values) for segment, keys, values in zip(segments, *found, strict=True)
+    )
+
+
+def _fewer(every: Sequence[Codes], energy: Tensor, weights: Sequence[Tensor], bits: Tensor) -> list[Codes]:
+    """Return codes that all together have so many bits, ``(H,)``; no channel gets more than it has."""
+    numbers = [codes.decode().mT for codes in every]
+    costs, most = [], []
+    lost = torch.tensor(distortions(every[0].trellis), dtype=torch.float64, device=energy.device)
+    for codes, coordinates, weight in zip(every, numbers, weights, strict=True):
+        centred = coordinates - (codes.means.float() * codes.unit[:, None])[..., None]
+        squares = torch.stack([part.double().square().sum(-1) for part in centred.split(list(codes.counts), -1)], 1)
+        levels = codes.indices().long().transpose(0, 1)  # (H, C, d)
+        # Decoded numbers vary less than what they stand for, by about what was lost.
+        squares = squares / (1 - lost[levels]).clamp(min=lost[-1])
+        costs.append(squares * weight.double()[..., None] * energy[:, None])
+        most.append(levels)
+    sizes = [count for codes in every for count in codes.counts]
+    place = torch.arange(len(WIDTHS), device=energy.device)
+    admissible = place <= torch.cat(most, 1)[..., None]
+    found = divided_levels(torch.cat(costs, 1), sizes, bits, every[0].trellis, admissible)
+    parts = torch.split(found, [len(codes.counts) for codes in every])
+    return [_recoded(*each) for each in zip(every, numbers, parts, strict=True)]
+
+
+def _recoded(codes: Codes, coordinates: Tensor, levels: Tensor) -> Codes:
+    """Return codes with such levels ``(C, H, d)``; `coordinates` ``(H, d, T)`` are those that they have now."""
+    widths = torch.tensor(WIDTHS, dtype=torch.uint8, device=levels.device)
+    own = codes.widths()
+    before, after = own.flatten(1).cpu(), widths[levels].flatten(1).cpu()
+    changed = before != after
+    if not changed.any():
+        return codes
+    rows = (coordinates / codes.unit[:, None, None]).flatten(0, 1)
+    made_widths = torch.where(changed, after, torch.zeros_like(after))
+    scales, planes = scaled_and_coded(
+        rows, codes.means.flatten().float(), made_widths, codes.counts, codebooks(rows.device, codes.trellis)
+    )
+    kept = codes.class_scales(own).flatten(1).to(scales.dtype)
+    scales = torch.where(to_device(changed, scales.device), scales, kept)
+    together = tuple(
+        _merged(old, new, *each)
+        for old, new, *each in zip(codes.planes, planes, before, made_widths, after, strict=True)
+    )
+    return codes_of_widths(codes, levels.cpu(), scales, together)
+
+
+def _merged(old: Tensor, new: Tensor, before: Tensor, made: Tensor, after: Tensor) -> Tensor:
+    """Return the planes of all channels of a class: of those that were made, and of those that stay."""
+    first_old, first_new = (each.long().cumsum(0) - each for each in (before, made))
+    first = torch.where(made > 0, len(old) + first_new, first_old)
+    times = after.long()
+    inside = torch.arange(int(times.sum())) - torch.repeat_interleave(times.cumsum(0) - times, times)
+    place = torch.repeat_interleave(first, times) + inside
+    return torch.cat([old, new])[to_device(place, old.device)]
