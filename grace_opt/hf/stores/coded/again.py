@@ -1,7 +1,8 @@
 """Code segments again with fewer bits: all classes of all segments of a head share its bits, at one price.
 
 What is coded again are the decoded numbers. A channel that keeps its width keeps its codes as they are, so it has no
-further error; of one that loses bits, the errors of both codes add up.
+further error; of one that loses bits, the errors of both codes add up. Small segments are made one first, once, as each
+has means, widths and scales of its own.
 
 How much a token counts is known of its class: the mean weight of its tokens, by the attention that they had received
 when they got their class. So tokens that few queries ask for lose bits first, wherever they are.
@@ -19,12 +20,16 @@ from torch import Tensor
 
 from ...._util.arrays import to_device
 from ....kernels.cache.coding import scaled_and_coded
+from ...bases.classes import class_sizes
 from ...bases.codebooks import WIDTHS, codebooks, distortions
 from ...models.placement import rank
 from ..plan import LayerPlan
-from .codes import Codes, codes_of_widths
+from .codes import Codes, Part, codes_of_widths, encode
 from .heads import divided_levels
-from .segment import Segment, segment_bits
+from .segment import Segment, class_of_tokens, class_weights, packed_classes, segment_bits
+
+#: Segments of fewer tokens are made one with their neighbours, once they have twice as many together.
+SMALL = 256
 
 
 def coded_again(
@@ -43,6 +48,7 @@ def coded_again(
     """
     budget = plan.bits
     assert budget is not None
+    segments = _together(segments)
     tokens, heads = sum(each.tokens for each in segments), len(segments[0].keys.means)
     widths = [each.shape[-1] for each in energies]
     fixed = [sum(segment_bits(each.tokens, len(each.keys.counts), width) for each in segments) for width in widths]
@@ -56,6 +62,39 @@ def coded_again(
     return tuple(
         replace(segment, keys=keys, values=values) for segment, keys, values in zip(segments, *found, strict=True)
     )
+
+
+def _together(segments: Sequence[Segment]) -> list[Segment]:
+    """Return segments in which runs of small ones are one, if it is no small one itself."""
+    found: list[Segment] = []
+    run: list[Segment] = []
+    for each in segments:
+        if each.tokens >= SMALL:
+            found, run = [*found, *run], []
+            found.append(each)
+            continue
+        run.append(each)
+        if sum(own.tokens for own in run) >= 2 * SMALL:
+            found, run = [*found, _merged(run)], []
+    return [*found, *run]
+
+
+def _merged(segments: Sequence[Segment]) -> Segment:
+    """Return one segment in place of several, in as many bits as there are; tokens are classed by their weights."""
+    numbers = [torch.cat(parts, 1) for parts in zip(*(each.coordinates() for each in segments), strict=True)]
+    weights = [torch.cat([each.weight(kind).gather(1, each.token_classes()) for each in segments], 1) for kind in (0, 1)]
+    sizes = class_sizes(numbers[0].shape[1])
+    classes = class_of_tokens(weights[0], sizes)
+    order = classes.argsort(dim=-1, stable=True)
+    made = []
+    for coordinates in numbers:
+        ordered = coordinates.gather(1, order[..., None].expand(-1, -1, coordinates.shape[-1]))
+        shape = len(sizes), len(ordered), ordered.shape[-1]
+        levels = torch.full(shape, len(WIDTHS) - 1, dtype=torch.int64, device="cpu")
+        part = Part(ordered.mT.contiguous().mT, levels, ordered.abs().amax((1, 2)))
+        made.append(encode([part], sizes, segments[0].keys.trellis))
+    of_classes = class_weights([each.gather(1, order) for each in weights], sizes)
+    return Segment(made[0], made[1], packed_classes(classes), of_classes)
 
 
 def _fewer(every: Sequence[Codes], energy: Tensor, weights: Sequence[Tensor], bits: Tensor) -> list[Codes]:
@@ -95,13 +134,13 @@ def _recoded(codes: Codes, coordinates: Tensor, levels: Tensor) -> Codes:
     kept = codes.class_scales(own).flatten(1).to(scales.dtype)
     scales = torch.where(to_device(changed, scales.device), scales, kept)
     together = tuple(
-        _merged(old, new, *each)
+        _planes(old, new, *each)
         for old, new, *each in zip(codes.planes, planes, before, made_widths, after, strict=True)
     )
     return codes_of_widths(codes, levels.cpu(), scales, together)
 
 
-def _merged(old: Tensor, new: Tensor, before: Tensor, made: Tensor, after: Tensor) -> Tensor:
+def _planes(old: Tensor, new: Tensor, before: Tensor, made: Tensor, after: Tensor) -> Tensor:
     """Return the planes of all channels of a class: of those that were made, and of those that stay."""
     first_old, first_new = (each.long().cumsum(0) - each for each in (before, made))
     first = torch.where(made > 0, len(old) + first_new, first_old)

@@ -48,8 +48,12 @@ class Segment:
 
     def order(self) -> Tensor:
         """Return the token at each coded place, ``(H, T)``: by class, then as in the sequence."""
+        return self.token_classes().argsort(dim=-1, stable=True)
+
+    def token_classes(self) -> Tensor:
+        """Return the class of each token, ``(H, T)`` int64, in the order of the sequence."""
         planes = unpack_bits(self.classes, self.tokens)
-        return (planes[0] | planes[1] << 1).argsort(dim=-1, stable=True)
+        return (planes[0] | planes[1] << 1).long()
 
     def coordinates(self) -> tuple[Tensor, Tensor]:
         """Return the coordinates of keys and values, ``(H, T, d)`` float32 each, in the order of the sequence."""
