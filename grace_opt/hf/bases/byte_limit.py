@@ -34,8 +34,8 @@ class ByteLimit:
         Most bytes that all other layers take, for each sequence.
     later : int, optional
         How many tokens come after the prompt, at most; None if nobody knows.
-    chosen : list of (int, float)
-        At how many tokens bits were chosen, and how many.
+    chosen : list of BitsAt
+        When bits were chosen.
     """
 
     nbytes: int
@@ -43,12 +43,12 @@ class ByteLimit:
     first: int
     elsewhere: int = 0
     later: int | None = None
-    chosen: list[tuple[int, float]] = field(default_factory=list)
+    chosen: list[BitsAt] = field(default_factory=list)
 
     def note(self, layer: int, tokens: int, bits: float) -> None:
         """Take down which bits were chosen: the first layer does, for all."""
-        if layer == self.first and (not self.chosen or self.chosen[-1] != (tokens, bits)):
-            self.chosen.append((tokens, bits))
+        if layer == self.first and (not self.chosen or self.chosen[-1][:2] != (tokens, bits)):
+            self.chosen.append(BitsAt(tokens, bits, 0))
 
     def share(self, sequences: int) -> float:
         """Return the bytes of one layer of one sequence."""

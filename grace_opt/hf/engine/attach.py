@@ -117,9 +117,12 @@ class Attached(ContextDecorator):
         if kwargs.get("cache_implementation") is not None:
             raise OptionError("attach() already gives generate() a cache; leave out cache_implementation")
         if given is None and self._uses_cache(args, kwargs):
-            given = kwargs["past_key_values"] = self._of_thread.cache = self._latest = self.new_cache(length)
+            given = kwargs["past_key_values"] = self._of_thread.cache = self._latest = self.new_cache()
+            if length:
+                given.declare_prompt(length, self._new_tokens(length, args, kwargs))
         elif isinstance(given, CompressedCache) and given.is_dense and length and length > given.get_seq_length():
-            given.declare_prompt(length)  # the turns before this one were too short to prune
+            # The turns before this one were too short to prune.
+            given.declare_prompt(length, self._new_tokens(length, args, kwargs))
         elif given is not None and not isinstance(given, CompressedCache):
             self._say_foreign(given)
         if not isinstance(given, CompressedCache):
@@ -173,6 +176,14 @@ class Attached(ContextDecorator):
             return bool(kwargs["use_cache"])  # transformers also reads None as off
         configured = self._configured("use_cache", args, kwargs)
         return True if configured is None else bool(configured)
+
+    def _new_tokens(self, length: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+        """Return how many tokens this generate() adds at most, if it is told."""
+        for name, before in (("max_new_tokens", 0), ("max_length", length)):
+            most = kwargs.get(name) or self._configured(name, args, kwargs)
+            if isinstance(most, int) and (name != "max_length" or most > before):
+                return most - before
+        return None
 
     def _configured(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Look up a setting in this generate()'s configuration, then in the model's; None if neither has it."""

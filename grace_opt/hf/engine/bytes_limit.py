@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ...errors import OptionError
+from ...errors import CacheError, OptionError
 from ..bases.budget import BitBudget
+from ..bases.byte_limit import ByteLimit
 from ..models.foreign_layers import EMPTY
 from ..settings.config import CacheConfig
 from ..stores.coded.room import Room
@@ -62,3 +64,19 @@ def _itemsize(model: PreTrainedModel | PreTrainedConfig) -> int:
     config = model.config if isinstance(model, PreTrainedModel) else model
     given = model.dtype if isinstance(model, PreTrainedModel) else config.get_text_config(decoder=True).dtype
     return given.itemsize if isinstance(given, torch.dtype) else 2
+
+
+def check_dense_prompt(limit: ByteLimit, new: Tensor, length: int) -> None:
+    """Raise `CacheError` if a prompt that is read in parts would be too large before its end, where it is coded.
+
+    `new` ``(B, H, n, d)`` are the keys that come; `length` tokens are there.
+    """
+    rows, heads, count, width = new.shape
+    share = 2 * heads * width * new.element_size() * (length + count)
+    needed = limit.whole(share, rows)
+    if needed > limit.nbytes:
+        raise CacheError(
+            f"max_bytes={limit.nbytes}: a prompt that is read in parts stays dense until its end, and its first "
+            f"{length + count} tokens take {needed:.0f} bytes; write max_bytes={needed:.0f} or more, or read it at once "
+            "(generation_config.prefill_chunk_size=None)"
+        )

@@ -45,7 +45,7 @@ from ..stores.coded.maker import CODED
 from ..stores.maker import StoreMaker, name_of
 from ..stores.plan import LayerPlan, MaskSource
 from ..stores.tally import LayerReading, ReadReport
-from .bytes_limit import bytes_elsewhere, check_limit
+from .bytes_limit import bytes_elsewhere, check_dense_prompt, check_limit
 from .in_step import InStep, all_or_none
 from .kl_by_bits import within_kl
 from .layer import PrunedKeyLayer
@@ -145,10 +145,12 @@ class CompressedCache(Cache):
         self.config.check_eviction(self.prunable_layers, self._known_model)
         self._stored_by = None if store is None else name_of(store)
         self.maker = store or (CHANNELS if self.config.bits is None else CODED)
-        self.budget = (
-            None if self.config.bits is None else self._budget(self.config.bits, model, layers, requested)
-        )
+        self.budget = None if self.config.bits is None else self._budget(self.config.bits, model, layers, requested)
         self.limit = None if self.budget is None else self.budget.limit
+        if offloading and self.limit is not None:
+            raise OptionError(
+                "max_bytes= and offloading=True: layers that are moved away cannot be coded again; leave out one of them"
+            )
         chunk_size = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
         for index, source in self._sources(len(layers), provider, masks).items():
             # The last one: where an eviction leaves layers different numbers of tokens, that has the fewest.
@@ -222,15 +224,18 @@ class CompressedCache(Cache):
                 source.count(int(self._shape["head_dim"]))
         return sources
 
-    def declare_prompt(self, length: int) -> None:
+    def declare_prompt(self, length: int, new_tokens: int | None = None) -> None:
         """Declare where the prompt ends; call it before the model runs on the prompt.
 
         Parameters
         ----------
         length : int
             Number of tokens up to there, including padding and tokens already cached: ``inputs.input_ids.shape[1]``.
+        new_tokens : int, optional
+            How many come after it, at most, if that is known: with ``max_bytes=``, bits are then chosen once, for all.
         """
         length = integer("prompt_length", length, at_least=1)
+        new_tokens = integer("new_tokens", new_tokens, at_least=0, optional=True)
         for layer in self._pruned_layers():
             if layer.compressed is not None or layer.get_seq_length() >= length:
                 raise CacheError(
@@ -239,6 +244,8 @@ class CompressedCache(Cache):
                 )
         for layer in self._pruned_layers():
             layer.prompt.declared = length
+        if self.limit is not None:
+            self.limit.later = new_tokens
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -250,7 +257,7 @@ class CompressedCache(Cache):
                 "CompressedCache(model.config, ...) with the configuration of the same model"
             )
         if layer_idx == 0 and self.limit is not None:
-            self._keep_within()
+            self._keep_within(key_states)
         first, layer = layer_idx == self.prunable_layers[0], self.layers[layer_idx]
         if first or not self._attending:
             self._attending = self._implementation()  # once a step: asking takes as long as ten other lines
@@ -284,13 +291,42 @@ class CompressedCache(Cache):
         return updated
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _keep_within(self) -> None:
+    def _keep_within(self, new: Tensor) -> None:
         """Before a step, store what has left the recent window, in all layers or, if there is no room, in none."""
+        assert self.limit is not None
         self._settle()
+        layers = [layer for layer in self.layers if isinstance(layer, PrunedKeyLayer)]
+        if layers[0].compressed is None and layers[0].prompt.goes_on(new.shape[-2], layers[0].get_seq_length()):
+            check_dense_prompt(self.limit, new, layers[0].get_seq_length())
         with all_or_none(self.layers):
-            for layer in self.layers:
-                if isinstance(layer, PrunedKeyLayer):
-                    layer.keep_within()
+            for layer in layers:
+                layer.keep_within()
+        self._note_bytes()
+
+    def _note_bytes(self) -> None:
+        """Take down the cache's bytes at the bits that were chosen last."""
+        if self.limit is not None and self.limit.chosen and not self.limit.chosen[-1].nbytes:
+            found = self._measured().allocated_bytes
+            self.limit.chosen[-1] = self.limit.chosen[-1]._replace(nbytes=found)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Select sequences in this order, repeated if listed repeatedly, as beam search does.
+
+        Raises
+        ------
+        CacheError
+            If there are more of them than fit into ``max_bytes``; nothing has changed.
+        """
+        if self.limit is not None:
+            self._fit_rows(len(beam_idx))
+        super().reorder_cache(beam_idx)
+
+    def _fit_rows(self, rows: int) -> None:
+        """Code again, if so many sequences would otherwise take too many bytes."""
+        with all_or_none(self.layers):
+            for layer in self._pruned_layers():
+                layer.fit_rows(rows)
+        self._note_bytes()
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drop the newest tokens of all layers, or of none: see `grace_opt.hf.engine.layer.PrunedKeyLayer.crop`.
@@ -481,6 +517,7 @@ class CompressedCache(Cache):
         masks: ChannelMask | None = None,
         store: StoreMaker | None = None,
         basis: str | os.PathLike[str] | None = None,
+        max_bytes: int | str | None = None,
     ) -> CompressedCache:
         """Read a cache that `save` wrote, bit for bit.
 
@@ -498,17 +535,21 @@ class CompressedCache(Cache):
         basis : path, optional
             With ``bits=``: the file of the calibrated basis, if it is not where it was, or not on this machine. A basis
             belongs to the model and is not part of a saved cache.
+        max_bytes : int or str, optional
+            For a coded cache: from now on, what it never exceeds, in place of the budget that it was made with. It is
+            coded again where that takes fewer bits.
 
         Raises
         ------
         CacheError
-            If the file cannot be read, was saved for another model, or is coded in another basis.
+            If the file cannot be read, was saved for another model, is coded in another basis, or has more tokens than
+            fit into ``max_bytes``.
         """
         if not isinstance(model, PreTrainedConfig):
             model = unwrap_model(model, "CompressedCache")
         about, tensors = load_about(path)
         _check_saved_for(path, about["fingerprint"], model)
-        config = _saved_config(path, about["pruning"], basis)
+        config = _saved_config(path, about["pruning"], basis, max_bytes)
         stored_by, here = about.get("store"), None if store is None else name_of(store)
         if stored_by != here:
             raise CacheError(
@@ -541,6 +582,8 @@ class CompressedCache(Cache):
         known = about["basis"] is not None or cache.basis_source is None
         if not known and any(layer.pruned_length for layer in cache._pruned_layers()):
             raise CacheError(f"{path} does not say in which basis it is coded; run the prompt again")
+        if cache.limit is not None and cache.get_seq_length():
+            cache._fit_rows(cache._pruned_layers()[0].rows)
         return cache
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -573,8 +616,14 @@ class CompressedCache(Cache):
 
     def memory_report(self) -> MemoryReport:
         """Return the bytes that the cache holds now, by part, and those of the dense equivalent."""
-        found = measure(self._pruned_layers(), [x for x in self.layers if not isinstance(x, PrunedKeyLayer)])
-        return replace(found, left_out=self.left_out)
+        self._pruned_layers()
+        self._note_bytes()
+        history = () if self.limit is None else tuple(self.limit.chosen)
+        return replace(self._measured(), left_out=self.left_out, history=history)
+
+    def _measured(self) -> MemoryReport:
+        kinds = ([x for x in self.layers if isinstance(x, PrunedKeyLayer) == ours] for ours in (True, False))
+        return measure(*kinds)
 
     def read_report(self) -> ReadReport:
         """Return how many tokens the steps have read, and the bounds on the attention of all others, for each layer.
@@ -622,12 +671,19 @@ def _check_saved_for(path: Any, there: Mapping[str, Any], model: PreTrainedModel
         )
 
 
-def _saved_config(path: Any, settings: Mapping[str, Any], basis: str | os.PathLike[str] | None) -> CacheConfig:
-    """Return the settings in a file, with the basis in another file if one is given."""
+def _saved_config(
+    path: Any, settings: Mapping[str, Any], basis: str | os.PathLike[str] | None, max_bytes: int | str | None
+) -> CacheConfig:
+    """Return the settings in a file, with the basis in another file and other bytes if these are given."""
     try:
         config = CacheConfig.from_dict(settings)
     except GraceError as error:
         raise CacheError(f"{path} has settings that this grace_opt does not know: {error}") from error
+    if max_bytes is not None:
+        if config.bits is None:
+            raise CacheError(f"{path} is not coded, so it cannot be coded again; leave max_bytes= out")
+        anew: dict[str, Any] = {**dict.fromkeys(BUDGETS), "max_bytes": max_bytes}
+        config = replace(config, bits=replace(config.bits, **anew))
     if basis is None:
         return config
     if config.bits is None or config.bits.basis == NO_BASIS:

@@ -28,6 +28,7 @@ from ..models.compat import crop_is_relative
 from ..models.filler import Filler
 from ..models.observation import Observation
 from ..stores.channels.choice import raise_for_verdict
+from ..stores.coded.coded import CodedTokens
 from ..stores.coded.maker import CODED
 from ..stores.maker import StoreMaker
 from ..stores.old_tokens import without_full_mask
@@ -163,6 +164,22 @@ class PrunedKeyLayer(DynamicLayer):
                 raise
         else:
             self._move_old_tail(0)
+
+    @property
+    def rows(self) -> int:
+        """Number of sequences."""
+        return 0 if self.tail is None else len(self.tail.keys)
+
+    def fit_rows(self, rows: int) -> None:
+        """Under a limit of bytes, code again if so many sequences would otherwise take too many.
+
+        Raises
+        ------
+        CacheError
+            If they cannot be coded in so few; nothing has changed.
+        """
+        if isinstance(self.compressed, CodedTokens) and self.tail is not None:
+            self.compressed = self.compressed.within(self.plan, self.tail, rows)
 
     def attention_over(self, new: int) -> None:
         """Take note that attention over the store has been computed for so many new tokens."""
@@ -345,6 +362,11 @@ class PrunedKeyLayer(DynamicLayer):
 
     def activate_past_recording(self) -> None:
         """Record that assisted decoding follows; called by transformers."""
+        if self.plan.bits is not None and self.plan.bits.limit is not None:
+            raise CacheError(
+                "max_bytes= and assisted decoding: candidates stay dense until they are accepted, however many they are; "
+                "write bits=, or generate without an assistant"
+            )
         self.prompt.assisted = True
 
     def crop(self, tokens_to_remove: int) -> None:

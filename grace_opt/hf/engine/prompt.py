@@ -82,6 +82,12 @@ class Prompt:
         """Return the whole prompt's observation if a pass of ``new`` tokens shows that the prompt is over."""
         return self._take() if self.declared is None and self._waiting is not None and new == 1 else None
 
+    def goes_on(self, new: int, length: int) -> bool:
+        """Return whether the prompt goes on after a pass of ``new`` tokens that follows ``length`` others."""
+        if self.declared is not None:
+            return length + new < self.declared
+        return new == self._plan.chunk_size
+
     def behind(self, new: int, length: int) -> int:
         """Return how many of ``new`` tokens (``length`` in all) follow a declared prompt that ends among them."""
         extra = 0 if self.declared is None else length - self.declared

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
+from ..bases.byte_limit import BitsAt
 from ..stores.counting import storages
 from ..stores.plan import LayerPlan
 from ..stores.tally import ReadReport, at_confidence
@@ -71,6 +73,8 @@ class MemoryReport:
         Whether some layers have evicted more tokens than `evicted_tokens`.
     idle : tuple of str
         Settings that have changed nothing so far and why, a sentence each; ``str(report)`` has them at the end.
+    history : tuple of BitsAt
+        With ``max_bytes=``: how many bits were chosen at how many tokens, and the bytes that the cache took then.
     left_out : str, optional
         Why the cache holds less than the text of the latest ``generate``; ``str(report)`` ends with it.
     """
@@ -106,6 +110,7 @@ class MemoryReport:
     evicted_tokens: int = 0
     evictions_differ: bool = False
     idle: tuple[str, ...] = ()
+    history: tuple[BitsAt, ...] = ()
     left_out: str | None = None
 
     @property
@@ -160,7 +165,7 @@ class MemoryReport:
         dense = self.dense_equivalent_total_bytes
         return self.total_bytes / dense if dense else 1.0
 
-    def to_dict(self) -> dict[str, int | float | bool | str | list[str] | None]:
+    def to_dict(self) -> dict[str, Any]:
         """Return all fields and everything computed from them, as plain values for JSON.
 
         ``total_bytes`` and ``total_ratio`` are of what is stored; ``allocated_bytes`` has the room to grow as well.
@@ -175,7 +180,8 @@ class MemoryReport:
         """
         computed = [name for name, found in vars(type(self)).items() if isinstance(found, property)]
         names = *(each.name for each in fields(self)), *computed
-        return {name: list(self.idle) if name == "idle" else getattr(self, name) for name in names}
+        history = [each._asdict() for each in self.history]
+        return {name: getattr(self, name) for name in names} | {"idle": list(self.idle), "history": history}
 
     def __str__(self) -> str:
         rows = [
@@ -196,6 +202,12 @@ class MemoryReport:
             lines.append(
                 f"  coded tokens have {self.bits:.3f} bits per element ({self.key_bits:.3f} of K, "
                 f"{self.value_bits:.3f} of V), everything counted; all tokens {self.mean_bits:.3f}"
+            )
+        if len(self.history) > 1:
+            (tokens, first, _), (now, bits, _) = self.history[0], self.history[-1]
+            lines.append(
+                f"  bits fell from {first:.3g} at {tokens} tokens to {bits:.3g} at {now}, coded again "
+                f"{len(self.history) - 1} times to stay within max_bytes="
             )
         if self.predicted_kl is not None:
             lines.append(f"  a KL divergence of {self.predicted_kl:.2g} nats per token was measured with as many bits")

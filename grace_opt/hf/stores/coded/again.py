@@ -82,7 +82,9 @@ def _together(segments: Sequence[Segment]) -> list[Segment]:
 def _merged(segments: Sequence[Segment]) -> Segment:
     """Return one segment in place of several, in as many bits as there are; tokens are classed by their weights."""
     numbers = [torch.cat(parts, 1) for parts in zip(*(each.coordinates() for each in segments), strict=True)]
-    weights = [torch.cat([each.weight(kind).gather(1, each.token_classes()) for each in segments], 1) for kind in (0, 1)]
+    weights = [
+        torch.cat([each.weight(kind).gather(1, each.token_classes()) for each in segments], 1) for kind in (0, 1)
+    ]
     sizes = class_sizes(numbers[0].shape[1])
     classes = class_of_tokens(weights[0], sizes)
     order = classes.argsort(dim=-1, stable=True)
@@ -104,7 +106,9 @@ def _fewer(every: Sequence[Codes], energy: Tensor, weights: Sequence[Tensor], bi
     lost = torch.tensor(distortions(every[0].trellis), dtype=torch.float64, device=energy.device)
     for codes, coordinates, weight in zip(every, numbers, weights, strict=True):
         centred = coordinates - (codes.means.float() * codes.unit[:, None])[..., None]
-        squares = torch.stack([part.double().square().sum(-1) for part in centred.split(list(codes.counts), -1)], 1)
+        squares = torch.stack(
+            [part.double().square().sum(-1) for part in torch.split(centred, list(codes.counts), -1)], 1
+        )
         levels = codes.indices().long().transpose(0, 1)  # (H, C, d)
         # Decoded numbers vary less than what they stand for, by about what was lost.
         squares = squares / (1 - lost[levels]).clamp(min=lost[-1])

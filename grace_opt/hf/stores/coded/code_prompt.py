@@ -34,8 +34,8 @@ from .bitplanes import PER_BYTE, pack_bits
 from .coded import CodedTokens
 from .codes import PARAMETER_BITS, Codes
 from .heads import StoredHeads, code_heads
-from .row import CodedRow
 from .room import Room
+from .row import CodedRow
 from .segment import Segment, class_of_tokens, class_weights, packed_classes, segment_bits
 from .short import MIN_TOKENS
 
@@ -282,7 +282,7 @@ def _ready(
     elements, fixed = heads * sum(tokens), [sum(each.fixed[kind] for each in needs) for kind in (0, 1)]
     if budget.limit is not None:
         turned = budget.calibrated is not None and budget.calibrated.keys[plan.index].rotary is not None
-        room = Room.of(plan, row.keys.expand(len(over.queries), -1, -1, -1), row.values[None], turned)
+        room = Room.of(plan, row.keys, row.values, len(over.queries), turned)
         key_bits = value_bits = room.first_bits(coded, sinks, over.length)
         budget.limit.note(plan.index, over.length, key_bits)
     else:

@@ -27,10 +27,10 @@ from ..store import Step
 from ..tail import Tail
 from .in_place import attention_in_place
 from .parts import CodedParts, Received
-from .saved_row import taken_apart
-from .short import dense_rows, why_dense
 from .room import Room, ready_within
 from .row import CodedRow
+from .saved_row import taken_apart
+from .short import dense_rows, why_dense
 from .waiting import SETTLED, ready
 
 #: What is counted of codes.
@@ -118,7 +118,7 @@ class CodedTokens(CodedParts):
             return grown
         settled = grown.settled(plan, sums[..., :coded])
         if plan.bits.limit is not None:
-            settled = settled.within(plan, Room.of(plan, tokens.keys, tokens.values, settled.turned))
+            settled = settled.within(plan, tokens, len(tokens.keys))
         return replace(settled, received=Received(sums[..., coded:].clone()))
 
     @property
@@ -128,7 +128,7 @@ class CodedTokens(CodedParts):
 
     def ready_within(self, plan: LayerPlan, block: Tail) -> int:
         """Return how many of the waiting tokens are coded now, by what may wait under a limit of bytes."""
-        room = Room.of(plan, block.keys, block.values, self.turned)
+        room = Room.of(plan, block.keys[0], block.values[0], len(block.keys), self.turned)
         most = SETTLED
         for row in self.own_rows():
             # Those that wait already may have more bits than those that come.
@@ -150,8 +150,9 @@ class CodedTokens(CodedParts):
             bases = bases[0].to(none.keys.device), bases[1].to(none.keys.device)
         return cls(0, (row,) * len(none.keys), bases)
 
-    def within(self, plan: LayerPlan, room: Room) -> CodedTokens:
-        """Return it with as few bits as its sequences may have; raises `CacheError` if that is not enough."""
+    def within(self, plan: LayerPlan, tail: Tail, rows: int) -> CodedTokens:
+        """Return it with as few bits as so many sequences may have; raises `CacheError` if that is not enough."""
+        room = Room.of(plan, tail.keys[0], tail.values[0], rows, self.turned)
         made = {id(row): row.within(plan, room, self.bases) for row in self.own_rows()}
         return replace(self, rows=tuple(made[id(row)] for row in self.rows))
 

@@ -25,7 +25,6 @@ from ...bases.classes import class_sizes
 from ...bases.codebooks import WIDTHS
 from ...settings.bits import MAX_CODE_BITS
 from ..plan import LayerPlan
-from ..tail import TAIL_GROWTH
 from .bitplanes import PER_BYTE
 from .codes import PARAMETER_BITS, fixed_bits
 from .segment import segment_bits
@@ -76,12 +75,12 @@ class Room:
     turned: bool
 
     @classmethod
-    def of(cls, plan: LayerPlan, keys: torch.Tensor, values: torch.Tensor, turned: bool) -> Room:
-        """Return that of a layer with such keys ``(B, H, n, d)`` and values."""
+    def of(cls, plan: LayerPlan, keys: torch.Tensor, values: torch.Tensor, sequences: int, turned: bool) -> Room:
+        """Return that of a layer with such keys ``(H, n, d)`` and values."""
         assert plan.bits is not None
         assert plan.bits.limit is not None
         assert plan.config.tail_block is not None
-        sequences, heads, _, width = keys.shape
+        heads, _, width = keys.shape
         return cls(
             plan.bits.limit,
             sequences,
@@ -224,5 +223,3 @@ def ready_within(waits: int, block: int, most: int) -> int:
     if waits < most:
         return 0
     return max((waits - min(most // 2, NEWEST)) // block, 1) * block
-
-

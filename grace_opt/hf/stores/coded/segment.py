@@ -32,8 +32,8 @@ class Segment:
     classes : Tensor
         ``(2, H, ⌈T/8⌉)`` uint8: the bits of each token's class, in the order of the sequence.
     weights : Tensor or None
-        ``(2, H, C)`` float32: how much an error in a key, and in a value, of each class counts; kept where tokens may be
-        coded again. None: all alike.
+        ``(2, H, C)`` float32: how much an error in a key, and in a value, of each class counts; kept where tokens may
+        be coded again. None: all alike.
     """
 
     keys: Codes
@@ -102,7 +102,9 @@ def class_of_tokens(scores: Tensor, sizes: Sequence[int]) -> Tensor:
 
 def class_weights(weights: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     """Return the mean weight of each class's keys and values, ``(2, H, C)``, of weights ``(H, n)`` in their order."""
-    parts = [torch.stack([part.mean(-1) for part in each.float().split(list(sizes), -1)], -1) for each in weights]
+    parts = [
+        torch.stack([part.mean(-1) for part in torch.split(each.float(), list(sizes), -1)], -1) for each in weights
+    ]
     return torch.stack(parts)
 
 
