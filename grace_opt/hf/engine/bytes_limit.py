@@ -38,8 +38,8 @@ def bytes_elsewhere(
         if not isinstance(window, int):
             raise OptionError(
                 f"max_bytes= is for models whose layers are all coded or have sliding windows, and layer {number} is "
-                f"neither ({type(layer).__name__}): its bytes are not known beforehand, or grow with the text; leave out "
-                "dense_layers=, or write bits="
+                f"neither ({type(layer).__name__}): its bytes are not known beforehand, or grow with the text; leave "
+                "out dense_layers=, or write bits="
             )
         found += window * token
     return found
@@ -77,6 +77,6 @@ def check_dense_prompt(limit: ByteLimit, new: Tensor, length: int) -> None:
     if needed > limit.nbytes:
         raise CacheError(
             f"max_bytes={limit.nbytes}: a prompt that is read in parts stays dense until its end, and its first "
-            f"{length + count} tokens take {needed:.0f} bytes; write max_bytes={needed:.0f} or more, or read it at once "
-            "(generation_config.prefill_chunk_size=None)"
+            f"{length + count} tokens take {needed:.0f} bytes; write max_bytes={needed:.0f} or more, or read it at "
+            "once (generation_config.prefill_chunk_size=None)"
         )

@@ -149,7 +149,8 @@ class CompressedCache(Cache):
         self.limit = None if self.budget is None else self.budget.limit
         if offloading and self.limit is not None:
             raise OptionError(
-                "max_bytes= and offloading=True: layers that are moved away cannot be coded again; leave out one of them"
+                "max_bytes= and offloading=True: layers that are moved away cannot be coded again; leave out one of "
+                "them"
             )
         chunk_size = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
         for index, source in self._sources(len(layers), provider, masks).items():
@@ -307,7 +308,7 @@ class CompressedCache(Cache):
         """Take down the cache's bytes at the bits that were chosen last."""
         if self.limit is not None and self.limit.chosen and not self.limit.chosen[-1].nbytes:
             found = self._measured().allocated_bytes
-            self.limit.chosen[-1] = self.limit.chosen[-1]._replace(nbytes=found)
+            self.limit.chosen = [each if each.nbytes else each._replace(nbytes=found) for each in self.limit.chosen]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Select sequences in this order, repeated if listed repeatedly, as beam search does.

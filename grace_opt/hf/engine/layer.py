@@ -364,8 +364,8 @@ class PrunedKeyLayer(DynamicLayer):
         """Record that assisted decoding follows; called by transformers."""
         if self.plan.bits is not None and self.plan.bits.limit is not None:
             raise CacheError(
-                "max_bytes= and assisted decoding: candidates stay dense until they are accepted, however many they are; "
-                "write bits=, or generate without an assistant"
+                "max_bytes= and assisted decoding: candidates stay dense until they are accepted, however many they "
+                "are; write bits=, or generate without an assistant"
             )
         self.prompt.assisted = True
 
