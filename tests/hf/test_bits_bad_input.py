@@ -136,7 +136,7 @@ class TestSettings:
             ({"nbits": 2}, r"For nbits, write bits=, the mean over all channels, or quantize=Quantize\(4\)"),
             ({"kv_bits": 2}, "For kv_bits, write bits="),
             ({"keybits": 2, "value_bits": 2}, "value_bits given: .*For keybits, write key_bits="),
-            ({"max_bytes": 2}, "For max_bytes, write total_bytes="),
+            ({"nbytes": 2}, "For nbytes, write max_bytes="),
             ({"totalbytes": 2}, "For totalbytes, write total_bytes="),
         ],
     )

@@ -307,7 +307,7 @@ def test_widths_are_those_that_allocate_chooses(bits):
     limits = torch.tensor([0.5, 1, 1, 1.5], dtype=torch.float64) * bits * sum(sizes) * 16
     costs = heads._costs(sizes, losses.device)[:, None].expand(-1, 16, -1).reshape(48, -1)
     best = allocate(losses.flatten(1, 2), costs, limits)
-    found = heads._divided(whole, sizes, limits)
+    found = heads.divided_levels(whole, sizes, limits)
     assert torch.equal(found.transpose(0, 1).flatten(1), best.levels)
 
 

@@ -72,6 +72,7 @@ GIVEN_BITS = st.one_of(
     ),
     st.fixed_dictionaries({"key_bits": MEANS, "value_bits": MEANS, "basis": BASES}),
     st.fixed_dictionaries({"total_bytes": st.integers(1, 10**12), "basis": BASES}),
+    st.fixed_dictionaries({"max_bytes": st.integers(1, 2**50)}),
     st.fixed_dictionaries({"max_kl": st.floats(1e-9, 1e3)}),
 )
 SHARES = st.floats(0, 1, exclude_min=True)
@@ -131,7 +132,8 @@ class TestRoundTrip:
 
     def test_covers_every_field(self):
         drawn = {*SETTINGS, "method", "options", "ratio", "kept_channels", "weight"}  # one weight exists
-        drawn |= {"bits", "key_bits", "value_bits", "total_bytes", "max_kl", "basis", "trellis", "guard", "read"}
+        drawn |= {"bits", "key_bits", "value_bits", "total_bytes", "max_bytes", "max_kl", "basis"}
+        drawn |= {"trellis", "guard", "read"}
         assert drawn == set(CacheConfig().to_dict())
         own = {f.name for f in dataclasses.fields(CacheConfig)}
         assert drawn == own - {"channels"} | {f.name for part in (Channels, Bits) for f in dataclasses.fields(part)}

@@ -12,9 +12,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ...errors import CacheError, OptionError
 from ..bases.budget import BitBudget
 from ..bases.byte_limit import ByteLimit
+from ..bases.importance import KEPT
 from ..models.foreign_layers import EMPTY
+from ..settings.bits import LAST
 from ..settings.config import CacheConfig
 from ..stores.coded.room import Room
+from ..stores.tail import TAIL_GROWTH
 
 
 def bytes_elsewhere(
@@ -66,17 +69,19 @@ def _itemsize(model: PreTrainedModel | PreTrainedConfig) -> int:
     return given.itemsize if isinstance(given, torch.dtype) else 2
 
 
-def check_dense_prompt(limit: ByteLimit, new: Tensor, length: int) -> None:
+def check_dense_prompt(limit: ByteLimit, new: Tensor, length: int, query_heads: int) -> None:
     """Raise `CacheError` if a prompt that is read in parts would be too large before its end, where it is coded.
 
-    `new` ``(B, H, n, d)`` are the keys that come; `length` tokens are there.
+    `new` ``(B, H, n, d)`` are the keys that come; `length` tokens are there. Until the end, queries are kept as well.
     """
     rows, heads, count, width = new.shape
-    share = 2 * heads * width * new.element_size() * (length + count)
+    tokens = length + count
+    queries = min(tokens, -(-tokens // KEPT) + max(LAST))
+    share = (2 * heads * (tokens + TAIL_GROWTH) + query_heads * queries) * width * new.element_size()
     needed = limit.whole(share, rows)
     if needed > limit.nbytes:
         raise CacheError(
             f"max_bytes={limit.nbytes}: a prompt that is read in parts stays dense until its end, and its first "
-            f"{length + count} tokens take {needed:.0f} bytes; write max_bytes={needed:.0f} or more, or read it at "
+            f"{tokens} tokens take {needed:.0f} bytes; write max_bytes={needed:.0f} or more, or read it at "
             "once (generation_config.prefill_chunk_size=None)"
         )

@@ -298,7 +298,8 @@ class CompressedCache(Cache):
         self._settle()
         layers = [layer for layer in self.layers if isinstance(layer, PrunedKeyLayer)]
         if layers[0].compressed is None and layers[0].prompt.goes_on(new.shape[-2], layers[0].get_seq_length()):
-            check_dense_prompt(self.limit, new, layers[0].get_seq_length())
+            heads = getattr(self._config(), "num_attention_heads", None) or new.shape[1]
+            check_dense_prompt(self.limit, new, layers[0].get_seq_length(), heads)
         with all_or_none(self.layers):
             for layer in layers:
                 layer.keep_within()

@@ -286,6 +286,8 @@ class PrunedKeyLayer(DynamicLayer):
         return tail
 
     def _announce_short(self, length: int) -> None:
+        if self.plan.bits is not None and self.plan.bits.limit is not None:
+            return  # it is coded once there are enough tokens
         self._announce(self.maker.why_dense(self.plan, length))
 
     def _announce(self, what: str | None) -> None:

@@ -23,7 +23,7 @@ DEFAULT_METHOD = "grace"
 
 _RATIO, _KEPT, _DEVICE = "write ratio=", "write kept_channels=", "leave it out: the cache is on the model's device"
 _BITS = "write bits=, the mean over all channels, or quantize=Quantize(4) for the same number everywhere"
-_TOKENS, _BYTES = "write evict=SnapKV(budget=512)", "write total_bytes="
+_TOKENS, _BYTES = "write evict=SnapKV(budget=512)", "write max_bytes="
 _LAYERS = "write evict=LayerBudgets(SnapKV(budget=0.25), losses)"
 _GENERATE, _TYPE = "pass it to generate()", "leave it out: the cache has the type of the model's keys"
 

@@ -62,6 +62,8 @@ class CodedTokens(CodedParts):
 
     def warning(self, plan: LayerPlan, newer: int) -> str | None:
         """Say that some of the batch's prompts, or all, stay dense."""
+        if plan.bits is not None and plan.bits.limit is not None:
+            return None  # they are coded once there are enough tokens
         short, count = sum(not row.tokens for row in self.rows), len(self.rows)
         if short == count:
             return why_dense(plan, self.stored + newer)
@@ -116,10 +118,8 @@ class CodedTokens(CodedParts):
         coded = ready(count, tokens.length) if plan.bits.limit is None else grown.ready_within(plan, tokens)
         if not coded:
             return grown
-        settled = grown.settled(plan, sums[..., :coded])
-        if plan.bits.limit is not None:
-            settled = settled.within(plan, tokens, len(tokens.keys))
-        return replace(settled, received=Received(sums[..., coded:].clone()))
+        settled = replace(grown.settled(plan, sums[..., :coded]), received=Received(sums[..., coded:].clone()))
+        return settled if plan.bits.limit is None else settled.within(plan, tokens, len(tokens.keys))
 
     @property
     def turned(self) -> bool:
@@ -131,11 +131,7 @@ class CodedTokens(CodedParts):
         room = Room.of(plan, block.keys[0], block.values[0], len(block.keys), self.turned)
         most = SETTLED
         for row in self.own_rows():
-            # Those that wait already may have more bits than those that come.
-            length, blocks = row.length + block.length, row.waits // block.length
-            held = row.waiting_bytes() + blocks * room.beside_waiting(length)
-            undivided = room.undivided(row.sink_keys.shape[1])
-            if held + room.waiting_block(row.bits, length) > room.for_waiting(undivided, row.bits, length):
+            if row.waits_beyond(room, more=1):
                 most = min(most, row.waits)
         return ready_within(self.waiting, block.length, most)
 
@@ -153,8 +149,13 @@ class CodedTokens(CodedParts):
     def within(self, plan: LayerPlan, tail: Tail, rows: int) -> CodedTokens:
         """Return it with as few bits as so many sequences may have; raises `CacheError` if that is not enough."""
         room = Room.of(plan, tail.keys[0], tail.values[0], rows, self.turned)
-        made = {id(row): row.within(plan, room, self.bases) for row in self.own_rows()}
-        return replace(self, rows=tuple(made[id(row)] for row in self.rows))
+        store, block = self, plan.config.tail_block or 1
+        while store.waiting and any(row.waits_beyond(room) for row in store.own_rows()):
+            coded = -(-store.waiting // block // 2) * block
+            sums = store.received.of(store.waiting + tail.length, tail.keys)
+            store = replace(store.settled(plan, sums[..., :coded]), received=Received(sums[..., coded:].clone()))
+        made = {id(row): row.within(plan, room, self.bases) for row in store.own_rows()}
+        return replace(store, rows=tuple(made[id(row)] for row in store.rows))
 
     def settled(self, plan: LayerPlan, received: Tensor) -> CodedTokens:
         """Give the n oldest waiting tokens their classes; `received` ``(B, H, 3, n)`` is the attention on them."""

@@ -187,10 +187,12 @@ class Room:
             left = 8 * (undivided - waiting - beside)
             if left >= least * sum(sizes):
                 found = max(found, min(left / sum(sizes), bits) if tokens else bits)
-        if found < max(least, MOST_BITS[-1]):
-            fewest = max(least, MOST_BITS[-1]), max(least, MOST_BITS[-1])
-            waiting = max(BLOCKS * self.waiting_block(fewest, length), held)
-            self._refuse(waiting + beside + fewest[0] * sum(sizes) / 8, sinks, length)
+        least = max(least, MOST_BITS[-1])
+        if found < least:
+            bits = min((each for each in MOST_BITS if each >= least), default=least)
+            waiting = max(BLOCKS * self.waiting_block((bits, bits), length), held)
+            needed = beside + least * sum(sizes) / 8
+            self._refuse(max(needed + waiting, needed / (1 - WAITING)), sinks, length)
         return found
 
     def first_bits(self, coded: int, sinks: int, length: int) -> float:

@@ -177,8 +177,7 @@ class CodedRow:
         if not self.segments:
             return self
         counts = [each.keys.counts for each in self.segments]
-        held = self.waiting_bytes() + self.waits / room.block * room.beside_waiting(self.length)
-        most = room.mean_bits(counts, self.sink_keys.shape[1], self.length, held)
+        most = room.mean_bits(counts, self.sink_keys.shape[1], self.length, self._waiting_bytes(room))
         fixed = room.fixed(counts)
         tokens = sum(map(sum, counts)) * room.heads
         elements = tokens * room.width, tokens * room.depth
@@ -191,9 +190,16 @@ class CodedRow:
         room.limit.note(plan.index, self.length, bits)
         return replace(self, segments=made, bits=(bits, bits))
 
-    def waiting_bytes(self) -> int:
-        """Return the bytes of the codes of tokens that wait."""
-        return 0 if self.waiting is None else sum(codes.nbytes for codes in self.waiting)
+    def waits_beyond(self, room: Room, more: int = 0) -> bool:
+        """Return whether its waiting tokens, and some blocks `more`, take more than is kept for them."""
+        undivided = room.undivided(self.sink_keys.shape[1])
+        # Those that wait already may have more bits than those that come.
+        held = self._waiting_bytes(room) + more * room.waiting_block(self.bits, self.length)
+        return held > room.for_waiting(undivided, self.bits, self.length)
+
+    def _waiting_bytes(self, room: Room) -> float:
+        codes = 0 if self.waiting is None else sum(codes.nbytes for codes in self.waiting)
+        return codes + self.waits / room.block * room.beside_waiting(self.length)
 
     def _energies(self, bases: tuple[Basis, Basis] | None) -> tuple[Tensor, Tensor]:
         """Return what errors in each coordinate of keys and values cost, ``(H, d)``: without a basis, all alike."""

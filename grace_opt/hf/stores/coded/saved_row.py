@@ -140,7 +140,8 @@ class RowCheck:
             wanted |= {f"segments.{number}.{name}" for name in ("classes", *_names_of_codes(len(counts)))}
         if said.waiting:
             wanted |= {f"waiting.{name}" for name in _names_of_codes(1)}
-        lost, more = sorted(wanted - set(parts)), sorted(set(parts) - wanted - {"present", "gain"})
+        optional = {"present", "gain", *(f"segments.{number}.weights" for number in range(len(said.segments)))}
+        lost, more = sorted(wanted - set(parts)), sorted(set(parts) - wanted - optional)
         self.require(not lost, f"{where} lacks tensors: {', '.join(lost)}")
         self.require(not more, f"{where} has tensors that do not belong: {', '.join(more)}")
         for name, width in zip(_SINKS, (self.width, self.depth), strict=True):
@@ -178,7 +179,12 @@ class RowCheck:
         of_token = planes[0] | planes[1] << 1
         same = all(bool(((of_token == number).sum(-1) == count).all()) for number, count in enumerate(counts))
         self.require(same, f"{where}.classes do not have {', '.join(map(str, counts))} tokens in every head")
-        return Segment(keys, values, classes)
+        weights = parts.get("weights")
+        if weights is not None:
+            self._shaped(f"{where}.weights", weights, torch.float32, (2, self.heads, len(counts)))
+            usable = bool(weights.isfinite().all()) and bool((weights >= 0).all())
+            self.require(usable, f"{where}.weights are negative or not finite")
+        return Segment(keys, values, classes, weights)
 
     def _both(self, where: str, parts: dict[str, Tensor], counts: Sequence[int], heads: int) -> tuple[Codes, Codes]:
         keys, values = (
