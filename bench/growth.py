@@ -42,7 +42,7 @@ PROMPT = 1024
 RUNS = 8
 
 
-class _ExactCache(CompressedCache):
+class ExactCache(CompressedCache):
     """Stores the keys and values that a dense cache has at the same places, whatever it is given."""
 
     exact: DynamicCache
@@ -89,9 +89,6 @@ def measure_growth(
             yield torch.cat([each.float().log_softmax(-1).half() for each in logits])
         advance()
 
-    def divergence(one: Tensor, two: Tensor) -> float:
-        return float((one.float().exp() * (one.float() - two.float())).sum(-1).mean())
-
     def divergences(found: Iterable[Tensor]) -> list[float]:
         return [divergence(one, two) for one, two in zip(dense, found, strict=True)]
 
@@ -104,7 +101,7 @@ def measure_growth(
         for one, two in zip(dense, fed(cache, prompt), strict=True):
             kl.append(divergence(one, two))
             bits.append(cache.memory_report().bits or 0.0)
-        exact = _ExactCache(model, **own)
+        exact = ExactCache(model, **own)
         exact.exact = whole
         (late,) = fed(CompressedCache(model, **own), ids.shape[1] - WINDOW)
         return {
@@ -118,6 +115,11 @@ def measure_growth(
     windows = {"recent_window": RECENT, "sink_tokens": SINKS, "tail_block": 64}
     int4 = CompressedCache(model, **REFERENCES["int4"], **windows)
     return {**plain, "trellis": joint, "int4": divergences(fed(int4, prompt))}
+
+
+def divergence(one: Tensor, two: Tensor) -> float:
+    """Return the mean KL divergence of the second from the first, of logarithms of probabilities."""
+    return float((one.float().exp() * (one.float() - two.float())).sum(-1).mean())
 
 
 def of_texts(paths: Sequence[Path], tokenizer: Any, tokens: int) -> list[tuple[str, Tensor]]:

@@ -28,6 +28,7 @@ COMMANDS = {
     "sparse": "python -m bench.sparse",
     "bits": "python -m bench.bits",
     "max_kl": "python -m bench.max_kl",
+    "max_bytes": "python -m bench.max_bytes",
     "guard": "python -m bench.guard",
     "calibration_cost": "python -m bench.calibration_cost",
     "growth": "python -m bench.growth",

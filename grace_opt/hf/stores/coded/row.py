@@ -186,8 +186,12 @@ class CodedRow:
             return self
         least = max(own / of for own, of in zip(fixed, elements, strict=True))
         bits = max(most * STEP, least)
-        made = coded_again(plan, self.segments, self._energies(bases), (bits, bits))
         room.limit.note(plan.index, self.length, bits)
+        return self.again(plan, bases, bits)
+
+    def again(self, plan: LayerPlan, bases: tuple[Basis, Basis] | None, bits: float) -> CodedRow:
+        """Return it with all segments coded again, in so many bits per element; those that wait stay as they are."""
+        made = coded_again(plan, self.segments, self._energies(bases), (bits, bits))
         return replace(self, segments=made, bits=(bits, bits))
 
     def waits_beyond(self, room: Room, more: int = 0) -> bool:
