@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import Bits, CacheConfig, CompressedCache, SnapKV, attach, calibrate
@@ -395,3 +396,26 @@ class TestCodedAgain:
         assert coded % 64 == 0
         assert 0 <= coded <= 64 * waits
         assert (coded > 0) == (waits >= min(most, 16))
+
+
+class TestReading:
+    @pytest.mark.parametrize("basis", ["none", "calibrated"])
+    def test_codes_are_read_as_they_are_decoded(self, basis, model, ids, more, basis_file):
+        """Waiting blocks of several widths, segments of several sizes, and a beginning without a prompt's codes."""
+        for prompt in (LENGTH, 5):
+            cache = cache_of(model, 230, basis=basis_file if basis == "calibrated" else basis)
+            feed(model, cache, ids[:1, :prompt], prompt)
+            widths = set()
+            for part in more[:1].split(32, 1):
+                feed(model, cache, part)
+                for codes in cache.layers[0].compressed.rows[0].waiting or ():
+                    widths.add(len(set(codes.widths().flatten().tolist())))
+                dense = DynamicCache()
+                for number, layer in enumerate(cache.layers):
+                    layer.keep_within()  # as the next step begins
+                    dense.update(*(each.clone() for each in layer.full_width()), number)
+                with torch.no_grad():
+                    expected = model(more[:1, :1], past_key_values=dense).logits
+                    found = model(more[:1, :1], past_key_values=copy.deepcopy(cache)).logits
+                assert float((found - expected).abs().max()) < 2e-3 * float(expected.abs().max())
+            assert max(widths) > 1

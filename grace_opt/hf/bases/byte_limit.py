@@ -46,9 +46,12 @@ class ByteLimit:
     chosen: list[BitsAt] = field(default_factory=list)
 
     def note(self, layer: int, tokens: int, bits: float) -> None:
-        """Take down which bits were chosen: the first layer does, for all."""
-        if layer == self.first and (not self.chosen or self.chosen[-1][:2] != (tokens, bits)):
-            self.chosen.append(BitsAt(tokens, bits, 0))
+        """Take down which bits were chosen: the first layer does, for all; of several rows, the fewest."""
+        if layer != self.first:
+            return
+        if self.chosen and self.chosen[-1].tokens == tokens:
+            bits = min(bits, self.chosen.pop().bits)
+        self.chosen.append(BitsAt(tokens, bits, 0))
 
     def share(self, sequences: int) -> float:
         """Return the bytes of one layer of one sequence."""

@@ -381,6 +381,8 @@ class CompressedCache(Cache):
         super().reset()
         self._in_step.forget()
         self.left_out = None
+        if self.limit is not None:
+            self.limit.chosen, self.limit.later = [], None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of cached tokens: all that were added and not cropped."""

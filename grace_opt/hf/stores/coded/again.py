@@ -109,24 +109,24 @@ def _fewer(every: Sequence[Codes], energy: Tensor, weights: Sequence[Tensor], bi
         squares = torch.stack(
             [part.double().square().sum(-1) for part in torch.split(centred, list(codes.counts), -1)], 1
         )
-        levels = codes.indices().long().transpose(0, 1)  # (H, C, d)
+        levels = codes.indices().long().transpose(0, 1)
         # Decoded numbers vary less than what they stand for, by about what was lost.
         squares = squares / (1 - lost[levels]).clamp(min=lost[-1])
         costs.append(squares * weight.double()[..., None] * energy[:, None])
         most.append(levels)
     sizes = [count for codes in every for count in codes.counts]
-    place = torch.arange(len(WIDTHS), device=energy.device)
-    admissible = place <= torch.cat(most, 1)[..., None]
-    found = divided_levels(torch.cat(costs, 1), sizes, bits, every[0].trellis, admissible)
+    # On the CPU, as sizes of what is stored depend on what is found.
+    before, place = torch.cat(most, 1).cpu(), torch.arange(len(WIDTHS), device="cpu")
+    found = divided_levels(torch.cat(costs, 1).cpu(), sizes, bits, every[0].trellis, place <= before[..., None])
     parts = torch.split(found, [len(codes.counts) for codes in every])
     return [_recoded(*each) for each in zip(every, numbers, parts, strict=True)]
 
 
 def _recoded(codes: Codes, coordinates: Tensor, levels: Tensor) -> Codes:
-    """Return codes with such levels ``(C, H, d)``; `coordinates` ``(H, d, T)`` are those that they have now."""
-    widths = torch.tensor(WIDTHS, dtype=torch.uint8, device=levels.device)
+    """Return codes with such levels ``(C, H, d)``, on the CPU; `coordinates` ``(H, d, T)`` are what they stand for."""
+    widths = torch.tensor(WIDTHS, dtype=torch.uint8, device="cpu")
     own = codes.widths()
-    before, after = own.flatten(1).cpu(), widths[levels].flatten(1).cpu()
+    before, after = own.flatten(1).cpu(), widths[levels].flatten(1)
     changed = before != after
     if not changed.any():
         return codes
@@ -141,7 +141,7 @@ def _recoded(codes: Codes, coordinates: Tensor, levels: Tensor) -> Codes:
         _planes(old, new, *each)
         for old, new, *each in zip(codes.planes, planes, before, made_widths, after, strict=True)
     )
-    return codes_of_widths(codes, levels.cpu(), scales, together)
+    return codes_of_widths(codes, levels, scales, together)
 
 
 def _planes(old: Tensor, new: Tensor, before: Tensor, made: Tensor, after: Tensor) -> Tensor:
@@ -149,6 +149,6 @@ def _planes(old: Tensor, new: Tensor, before: Tensor, made: Tensor, after: Tenso
     first_old, first_new = (each.long().cumsum(0) - each for each in (before, made))
     first = torch.where(made > 0, len(old) + first_new, first_old)
     times = after.long()
-    inside = torch.arange(int(times.sum())) - torch.repeat_interleave(times.cumsum(0) - times, times)
+    inside = torch.arange(int(times.sum()), device="cpu") - torch.repeat_interleave(times.cumsum(0) - times, times)
     place = torch.repeat_interleave(first, times) + inside
     return torch.cat([old, new])[to_device(place, old.device)]

@@ -228,10 +228,11 @@ class CodedTokens(CodedParts):
                 found[f"{name} sinks"] += sinks.nbytes
                 found[f"{name} elements"] += len(sinks) * sinks.shape[-1] * row.tokens
             found["classes"] += sum(each.classes.nbytes for each in row.segments)
+            found["received"] += sum(0 if each.weights is None else each.weights.nbytes for each in row.segments)
             found["classes"] += 0 if row.present is None else row.present.nbytes
             found["tables"] += sum(part.nbytes for part in row.table_tensors().values())
         found["positions"] = 0 if self.positions is None else self.positions.nbytes
-        found["received"] = 0 if self.received.sums is None else self.received.sums.nbytes
+        found["received"] += 0 if self.received.sums is None else self.received.sums.nbytes
         for name, finer in _KINDS.items():
             found[name] = sum(found[part] for part in finer)
         return found
