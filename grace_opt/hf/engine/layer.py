@@ -28,7 +28,6 @@ from ..models.compat import crop_is_relative
 from ..models.filler import Filler
 from ..models.observation import Observation
 from ..stores.channels.choice import raise_for_verdict
-from ..stores.coded.coded import CodedTokens
 from ..stores.coded.maker import CODED
 from ..stores.maker import StoreMaker
 from ..stores.old_tokens import without_full_mask
@@ -178,7 +177,7 @@ class PrunedKeyLayer(DynamicLayer):
         CacheError
             If they cannot be coded in so few; nothing has changed.
         """
-        if isinstance(self.compressed, CodedTokens) and self.tail is not None:
+        if self.compressed is not None and self.tail is not None:
             self.compressed = self.compressed.within(self.plan, self.tail, rows)
 
     def attention_over(self, new: int) -> None:

@@ -103,6 +103,10 @@ class Store(ABC):
     def extended(self, plan: LayerPlan, tokens: Tail) -> Store:
         """Append newer tokens."""
 
+    def within(self, plan: LayerPlan, tail: Tail, rows: int) -> Store:
+        """Return it with as few bytes as so many sequences may have under a limit; raises `CacheError` if it cannot."""
+        return self
+
     def positions_with(self, newer: int) -> Tensor | None:
         """Return `positions`, followed by those of so many newer tokens."""
         if self.positions is None:
