@@ -19,9 +19,11 @@ from grace_opt.hf import Bits, CacheConfig, CompressedCache, attach, attention_i
 from grace_opt.hf.bases import at_hand, basis_folder
 from grace_opt.hf.bases.basis import Basis
 from grace_opt.hf.bases.calibrated import CalibratedBasis
-from grace_opt.hf.bases.divergence import LEAST_ENERGY, Divergence, divergence, excess
+from grace_opt.hf.bases.divergence import LEAST_ENERGY, LIMITS, LOOKED_AT, Divergence, divergence, excess
 from grace_opt.hf.bases.guard import Guard
+from grace_opt.hf.bases.importance import spread_queries
 from grace_opt.hf.models import POCKET_BASIS, POCKET_FOLDER, load_model, load_pocket
+from grace_opt.hf.models.observation import Observation
 from grace_opt.hf.tools.needle import make_prompt
 
 
@@ -100,6 +102,37 @@ class TestDivergence:
             ratios = [(3 * each + least) / (each + least) for each in own.tolist()]
             heads.append(sum((ratio - 1 - math.log(ratio)) / 2 for ratio in ratios) / len(ratios))
         assert float(found[2]) == pytest.approx(max(heads), rel=1e-9)
+
+    def test_of_a_long_prompt_the_beginning_counts(self, pocket):
+        """Rotary embeddings turn means farther than texts of 1,024 tokens show: a book of 4,096 is no alarm."""
+        bases = pocket[2].keys[1], pocket[2].values[1]
+        heads, width = bases[0].energy.shape
+        numbers = torch.randn(heads, 3 * LOOKED_AT, width, generator=torch.Generator().manual_seed(0))
+        keys, values = numbers @ bases[0].decode.float(), numbers @ bases[1].decode.float()
+        short = divergence(bases, keys[:, :LOOKED_AT], values[:, :LOOKED_AT], bases[0].energy.double())
+        keys[:, LOOKED_AT:] += 100
+        assert torch.equal(divergence(bases, keys, values, bases[0].energy.double()), short)
+        assert not Divergence(*short.tolist()).largest[1] > 1
+
+    @pytest.mark.parametrize(("prompt", "told"), [(1060, True), (4000, False)])
+    def test_queries_are_those_of_the_same_tokens(self, pocket, monkeypatch, prompt, told):
+        """Queries that ask for other coordinates are told if they come early, and not if they come late."""
+        model, _, basis = pocket
+        heads, width = basis.keys[1].energy.shape
+        found = []
+        monkeypatch.setattr(Guard, "check", lambda self, layer, unlike: found.append(unlike))
+        cache = CompressedCache(model, bits=3, basis=POCKET_BASIS)
+        plan = cache.layers[1].plan
+        generator = torch.Generator().manual_seed(0)
+        numbers = torch.randn(1, heads, prompt, width, generator=generator)
+        keys, values = (numbers @ each[1].decode.float() for each in (basis.keys, basis.values))
+        queries = torch.randn(1, 2 * heads, prompt, width, generator=generator) * 1e-3
+        queries[:, :, 1030:] *= 1e5
+        queries[:, :, 512:1000] *= 1e5 if told else 1
+        over = spread_queries(Observation(queries, None, prompt, width**-0.5, None), None)
+        plan.bits.bases(1, heads, 0)
+        cache.layers[1].maker.of_prompt(plan, over, keys, values)
+        assert (found[0].queries > LIMITS["queries"]) == told
 
     def test_what_nothing_asks_for_is_no_matter(self, pocket):
         _, _, basis = pocket

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .basis import Basis
+from .calibrate import TOKENS
 
 #: What is too much, nats per coordinate: ordinary text of three models stays below half of it, and another layer's
 #: basis, swapped heads and turned coordinates are beyond it in nearly every layer (docs/results/guard.md). Values
@@ -26,6 +27,9 @@ from .basis import Basis
 LIMITS = {"keys": 0.25, "values": 1.0, "queries": 0.25}
 #: Of a head's tokens, about so many show the variances.
 SHOWN = 256
+#: Tokens from the prompt's beginning that are looked at, as many as a calibration text has: farther on, rotary
+#: embeddings turn the means of keys and queries to where no text of the calibration was.
+LOOKED_AT = TOKENS
 #: Energies below this share of a head's mean count as this: what nothing asks for is no matter.
 LEAST_ENERGY = 1e-3
 
@@ -84,9 +88,11 @@ def divergence(bases: tuple[Basis, Basis], keys: Tensor, values: Tensor, energy:
     bases : (Basis, Basis)
         Those of keys and of values.
     keys, values : Tensor
-        ``(H, n, d)`` and ``(H, n, d_v)``: the prompt's, the keys without the mean that turns.
+        ``(H, n, d)`` and ``(H, n, d_v)``: the prompt's, the keys without the mean that turns; the first `LOOKED_AT`
+        of them count.
     energy : Tensor
-        ``(H, d)`` float64: what a unit of squared error in each of the keys' coordinates costs by the prompt's queries.
+        ``(H, d)`` float64: what a unit of squared error in each of the keys' coordinates costs by the queries of as
+        many tokens.
     """
     least = LEAST_ENERGY * bases[0].energy.mean(-1, keepdim=True)
     asked = (energy + least) / (bases[0].energy + least)
@@ -95,5 +101,6 @@ def divergence(bases: tuple[Basis, Basis], keys: Tensor, values: Tensor, energy:
 
 
 def _variances(tensor: Tensor, basis: Basis) -> Tensor:
+    tensor = tensor[:, :LOOKED_AT]
     some = tensor[:, :: max(tensor.shape[1] // SHOWN, 1)].float() @ basis.encode
     return some.double().var(1, correction=0)

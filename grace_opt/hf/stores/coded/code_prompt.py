@@ -23,8 +23,8 @@ from torch import Tensor
 from ...._util.arrays import to_device
 from ...bases.basis import Basis, energy_in, identity_basis
 from ...bases.classes import class_sizes, token_weights
-from ...bases.divergence import Divergence, divergence
-from ...bases.importance import ObservedQueries, attention_moments, queries_of_row
+from ...bases.divergence import LOOKED_AT, Divergence, divergence
+from ...bases.importance import KEPT, ObservedQueries, attention_moments, queries_of_row
 from ...bases.rotary import positions_of
 from ...models.observation import Observation
 from ...models.placement import rank
@@ -315,7 +315,9 @@ def _ready(
         stored.append(StoredHeads(tensor, order, encoding, by_class, energy, sizes, bits, budget.trellis))
     unlike = None
     if found is not None and not budget.guard.is_off:
-        unlike = divergence(found, inner_keys, row.values[:, sinks:], stored[0].energy * over.scaling**2)
+        early = observed.queries[:, spread[: LOOKED_AT // KEPT]]
+        asked = energy_in(found[0], _moment(early.reshape(heads, -1, width))) * over.scaling**2
+        unlike = divergence(found, inner_keys, row.values[:, sinks:], asked)
     return _Ready(row, sinks, classes, stored, (key_bits, value_bits), gain, origin, unlike)
 
 
