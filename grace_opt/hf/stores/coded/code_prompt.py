@@ -328,11 +328,10 @@ def _ready(
         stored.append(StoredHeads(tensor, order, encoding, by_class, energy, sizes, bits, budget.trellis))
     unlike = None
     if found is not None and not budget.guard.is_off:
-        first = observed.queries[:, spread[: LOOKED_AT // KEPT]]
-        asked = energy_in(found[0], _moment(first.reshape(heads, -1, width))) * over.scaling**2
+        early = observed.queries[:, spread[: LOOKED_AT // KEPT]]
+        asked = energy_in(found[0], _moment(early.reshape(heads, -1, width))) * over.scaling**2
         unlike = divergence(found, inner_keys, row.values[:, sinks:], asked)
-    again = budget.limit is not None
-    return _Ready(row, sinks, classes, stored, (key_bits, value_bits), gain, origin, unlike, again)
+    return _Ready(row, sinks, classes, stored, (key_bits, value_bits), gain, origin, unlike)
 
 
 def _moment(tensor: Tensor) -> Tensor:
