@@ -12,6 +12,7 @@ Source: simultaneous diagonalisation (Horn & Johnson, Matrix Analysis, 7.6); rev
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +52,9 @@ class Basis:
         """Return the basis of some of the heads, as a rank of a tensor-parallel model needs."""
         rotary = None if self.rotary is None else self.rotary.heads(start, stop)
         return Basis(self.encode[start:stop], self.decode[start:stop], self.energy[start:stop], rotary)
+
+    def __deepcopy__(self, copies: dict[int, Any]) -> Basis:
+        return self  # it belongs to the model, and copies of a cache share it
 
     def to(self, device: torch.device | str) -> Basis:
         """Copy to a device."""

@@ -32,8 +32,8 @@ class ByteLimit:
         Position of the first of them.
     elsewhere : int
         Most bytes that all other layers take, for each sequence.
-    later : int, optional
-        How many tokens come after the prompt, at most; None if nobody knows.
+    until : int, optional
+        How many tokens the text will have, at most; None if nobody knows.
     chosen : list of BitsAt
         When bits were chosen.
     """
@@ -42,7 +42,7 @@ class ByteLimit:
     layers: int
     first: int
     elsewhere: int = 0
-    later: int | None = None
+    until: int | None = None
     chosen: list[BitsAt] = field(default_factory=list)
 
     def note(self, layer: int, tokens: int, bits: float) -> None:

@@ -59,7 +59,26 @@ def check_limit(
     room = Room(
         budget.limit, 1, heads, width, width, _itemsize(model), config.recent_window, config.tail_block, turned=False
     )
-    room.mean_bits([], config.sink_tokens or 0, 1)
+    sinks = config.sink_tokens or 0
+    room.mean_bits([], sinks, sinks + config.recent_window + config.tail_block)
+
+
+def check_rows(budget: BitBudget | None, config: CacheConfig, new: Tensor, shape: Mapping[str, Any]) -> None:
+    """Raise `CacheError` if the dense tokens of so many sequences do not fit, before the first of them come.
+
+    `new` ``(B, H, n, d)`` are the first keys.
+    """
+    assert budget is not None
+    assert budget.limit is not None
+    assert config.tail_block is not None
+    heads, width = int(shape["num_key_value_heads"]), int(shape["head_dim"])
+    left = None if budget.limit.until is None else budget.limit.until
+    room = Room(
+        *(budget.limit, len(new), heads, width, width, new.element_size(), config.recent_window, config.tail_block),
+        turned=False,
+        left=left,
+    )
+    room.first_bits(0, config.sink_tokens or 0, new.shape[-2])
 
 
 def _itemsize(model: PreTrainedModel | PreTrainedConfig) -> int:

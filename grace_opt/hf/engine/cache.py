@@ -45,8 +45,8 @@ from ..stores.coded.maker import CODED
 from ..stores.maker import StoreMaker, name_of
 from ..stores.plan import LayerPlan, MaskSource
 from ..stores.tally import LayerReading, ReadReport
-from .bytes_limit import bytes_elsewhere, check_dense_prompt, check_limit
-from .in_step import InStep, all_or_none
+from .bytes_limit import bytes_elsewhere, check_dense_prompt, check_limit, check_rows
+from .in_step import InStep, all_or_none, undo_of
 from .kl_by_bits import within_kl
 from .layer import PrunedKeyLayer
 from .mask_source import forgotten_source, no_source, settings_of
@@ -246,7 +246,7 @@ class CompressedCache(Cache):
         for layer in self._pruned_layers():
             layer.prompt.declared = length
         if self.limit is not None:
-            self.limit.later = new_tokens
+            self.limit.until = None if new_tokens is None else length + new_tokens
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -297,12 +297,21 @@ class CompressedCache(Cache):
         assert self.limit is not None
         self._settle()
         layers = [layer for layer in self.layers if isinstance(layer, PrunedKeyLayer)]
-        if layers[0].compressed is None and layers[0].prompt.goes_on(new.shape[-2], layers[0].get_seq_length()):
+        length, (rows, _, count, _) = layers[0].get_seq_length(), new.shape
+        if not length:
+            check_rows(self.budget, self.config, new, self._shape)
+        if layers[0].compressed is None and layers[0].prompt.goes_on(count, length):
             heads = getattr(self._config(), "num_attention_heads", None) or new.shape[1]
-            check_dense_prompt(self.limit, new, layers[0].get_seq_length(), heads)
+            check_dense_prompt(self.limit, new, length, heads)
         with all_or_none(self.layers):
+            if self.limit.until is not None and length + count > self.limit.until:
+                self.limit.until = None  # more than were known
+                for layer in layers:
+                    layer.fit_rows(rows)
             for layer in layers:
                 layer.keep_within()
+        # What a step of several tokens cannot keep shows in the middle of it.
+        layers[0].undo = undo_of(self.layers) if count > 1 else None
         self._note_bytes()
 
     def _note_bytes(self) -> None:
@@ -382,7 +391,7 @@ class CompressedCache(Cache):
         self._in_step.forget()
         self.left_out = None
         if self.limit is not None:
-            self.limit.chosen, self.limit.later = [], None
+            self.limit.chosen, self.limit.until = [], None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of cached tokens: all that were added and not cropped."""
@@ -565,7 +574,8 @@ class CompressedCache(Cache):
         try:
             cache = cls(model, config=config, provider=provider, masks=masks, store=store)
         except GraceError as error:
-            if provider not in (None, forgotten_source) or masks is not None or basis is not None:
+            ours = provider in (None, forgotten_source) and masks is None and basis is None and max_bytes is None
+            if not ours:
                 raise
             if isinstance(error, CalibrationError):
                 raise CacheError(
@@ -622,8 +632,10 @@ class CompressedCache(Cache):
         """Return the bytes that the cache holds now, by part, and those of the dense equivalent."""
         self._pruned_layers()
         self._note_bytes()
-        history = () if self.limit is None else tuple(self.limit.chosen)
-        return replace(self._measured(), left_out=self.left_out, history=history)
+        found = replace(self._measured(), left_out=self.left_out)
+        if self.limit is None:
+            return found
+        return replace(found, max_bytes=self.limit.nbytes, history=tuple(self.limit.chosen))
 
     def _measured(self) -> MemoryReport:
         kinds = ([x for x in self.layers if isinstance(x, PrunedKeyLayer) == ours] for ours in (True, False))

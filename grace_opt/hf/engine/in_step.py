@@ -7,7 +7,7 @@ layers are a token apart would give wrong logits without a word.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,6 +86,22 @@ def all_or_none(layers: Sequence[Any]) -> Iterator[None]:
         for layer, state in before:
             vars(layer).update(state)
         raise
+
+
+def undo_of(layers: Sequence[Any]) -> Callable[[], None]:
+    """Return what gives all layers back what they hold now, their dense tails as long as they are."""
+    before = [(layer, _state(layer)) for layer in layers]
+    ours = [layer for layer in layers if isinstance(layer, PrunedKeyLayer)]
+    forget = [part.remembered() for layer in ours for part in (layer.tail, layer.compressed) if part is not None]
+
+    def undo() -> None:
+        for layer, state in before:
+            vars(layer).clear()
+            vars(layer).update(state)
+        for one in forget:
+            one()
+
+    return undo
 
 
 def _state(layer: Any) -> dict[str, Any]:

@@ -14,6 +14,8 @@ Source: ``DynamicLayer`` of transformers, with the same interface; ThinK (arXiv 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -72,6 +74,8 @@ class PrunedKeyLayer(DynamicLayer):
         #: Whether compressing the prompt has begun and, because of an error or Ctrl-C, not ended.
         self.interrupted = False
         self._verdict: Tensor | None = None  # a check that the device has not finished yet
+        #: Takes the step of several tokens back, in all layers, if it cannot keep a limit of bytes.
+        self.undo: Callable[[], None] | None = None
 
     # ------------------------------------------------------------ growing
 
@@ -182,8 +186,20 @@ class PrunedKeyLayer(DynamicLayer):
 
     def attention_over(self, new: int) -> None:
         """Take note that attention over the store has been computed for so many new tokens."""
-        if new > 1 and not self.prompt.assisted:
-            self.keep_within()
+        if new > 1:
+            with self._or_undone():
+                self.keep_within()
+
+    @contextmanager
+    def _or_undone(self) -> Iterator[None]:
+        """Take the step back in all layers if the first one cannot keep a limit of bytes; others come to the same."""
+        undo, self.undo = self.undo, None
+        try:
+            yield
+        except CacheError:
+            if undo is not None:
+                undo()
+            raise
 
     def _move_old_tail(self, unsure: int) -> None:
         """Store each full block of tokens that has left the recent window; unsure tokens do not count."""
@@ -247,7 +263,8 @@ class PrunedKeyLayer(DynamicLayer):
         if over is not None and not at_once and torch.compiler.is_compiling():
             self._postponed = over
         elif over is not None:
-            self._compress(over, keys, values)
+            with self._or_undone():
+                self._compress(over, keys, values)
         elif now.length == 1 and self.prompt.declared is None:
             self._announce_short(1)
 

@@ -73,6 +73,8 @@ class MemoryReport:
         Whether some layers have evicted more tokens than `evicted_tokens`.
     idle : tuple of str
         Settings that have changed nothing so far and why, a sentence each; ``str(report)`` has them at the end.
+    max_bytes : int, optional
+        The limit that `allocated_bytes` does not exceed, if there is one.
     history : tuple of BitsAt
         With ``max_bytes=``: how many bits were chosen at how many tokens, and the bytes that the cache took then.
     left_out : str, optional
@@ -110,6 +112,7 @@ class MemoryReport:
     evicted_tokens: int = 0
     evictions_differ: bool = False
     idle: tuple[str, ...] = ()
+    max_bytes: int | None = None
     history: tuple[BitsAt, ...] = ()
     left_out: str | None = None
 
@@ -196,6 +199,9 @@ class MemoryReport:
             ("K+V", self.total_bytes, _share(self.total_ratio, self.dense_equivalent_total_bytes)),
             ("room to grow", self.spare_bytes, ""),
         ]
+        if self.max_bytes is not None:
+            share = f"{self.allocated_bytes / self.max_bytes:.1%} of max_bytes={self.max_bytes:,}"
+            rows.append(("all", self.allocated_bytes, share))
         lines = [f"{self._header()}, in {self.prunable_layers} of {self.layers} layers (bytes)"]
         lines += [f"  {name:<16} {size:>15,}  {note}".rstrip() for name, size, note in rows]
         if self.bits is not None:
@@ -206,8 +212,8 @@ class MemoryReport:
         if len(self.history) > 1:
             (tokens, first, _), (now, bits, _) = self.history[0], self.history[-1]
             lines.append(
-                f"  bits fell from {first:.3g} at {tokens} tokens to {bits:.3g} at {now}, coded again "
-                f"{len(self.history) - 1} times to stay within max_bytes="
+                f"  tokens that do not wait had {first:.3g} bits at {tokens} tokens and have {bits:.3g} since {now}: "
+                f"coded again {len(self.history) - 1} times"
             )
         if self.predicted_kl is not None:
             lines.append(f"  a KL divergence of {self.predicted_kl:.2g} nats per token was measured with as many bits")

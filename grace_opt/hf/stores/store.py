@@ -107,6 +107,10 @@ class Store(ABC):
         """Return it with as few bytes as so many sequences may have under a limit; raises `CacheError` if it cannot."""
         return self
 
+    def remembered(self) -> Callable[[], None]:
+        """Return what takes back all that steps from now on note in this object; it is immutable otherwise."""
+        return lambda: None
+
     def positions_with(self, newer: int) -> Tensor | None:
         """Return `positions`, followed by those of so many newer tokens."""
         if self.positions is None:

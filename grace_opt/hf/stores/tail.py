@@ -61,6 +61,15 @@ class Tail:
         """Whether the buffers were made in inference mode, outside which they cannot be written to."""
         return not torch.compiler.is_compiling() and self._keys.is_inference() and not torch.is_inference_mode_enabled()
 
+    def remembered(self) -> Callable[[], None]:
+        """Return what takes back all tokens that are added from now on, and the room that was allocated for them."""
+        keys, values, length = self._keys, self._values, self.length
+
+        def forget() -> None:
+            self._keys, self._values, self.length = keys, values, length
+
+        return forget
+
     def cut(self, start: int, stop: int) -> Tail:
         """Return a copy of the tokens from ``start`` to ``stop``, without spare room."""
         return Tail(own(self.keys[:, :, start:stop]), own(self.values[:, :, start:stop]))

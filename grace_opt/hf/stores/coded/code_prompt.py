@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from ...bases.importance import KEPT, ObservedQueries, attention_moments, querie
 from ...bases.rotary import positions_of
 from ...models.observation import Observation
 from ...models.placement import rank
-from ...settings.bits import MAX_CODE_BITS
 from ..plan import LayerPlan
 from .bitplanes import PER_BYTE, pack_bits
 from .coded import CodedTokens
@@ -55,6 +54,7 @@ class _Row:
     present: Tensor | None  # (places,) bool, on the CPU
     columns: Tensor  # (n,) or, with eviction, (H, n): where the keys are in the sequence
     padding: int
+    bits: tuple[float, float] = (0.0, 0.0)  # of tokens to come, if none of these is coded
 
     @property
     def seen(self) -> Tensor:
@@ -133,7 +133,11 @@ def code_prompt(
     def ready(number: int) -> _Ready | _Row:
         row = _row(over, keys, values, kept, left, number, old)
         needs[number][own] = _needs(plan, keys, values, row.places, row.keys.shape[1])
-        return _ready(plan, over, row, bases, needs[number]) or row
+        made = _ready(plan, over, row, bases, needs[number])
+        if made is None and budget.limit is not None:
+            bits = _first_bits(plan, over, row, 0, row.keys.shape[1])
+            return replace(row, bits=(bits, bits))
+        return made or row
 
     rows: list[CodedRow] = []
     unlike: list[Tensor] = []
@@ -281,10 +285,7 @@ def _ready(
     tokens = tuple(each.coded for each in needs)
     elements, fixed = heads * sum(tokens), [sum(each.fixed[kind] for each in needs) for kind in (0, 1)]
     if budget.limit is not None:
-        turned = budget.calibrated is not None and budget.calibrated.keys[plan.index].rotary is not None
-        room = Room.of(plan, row.keys, row.values, len(over.queries), turned)
-        key_bits = value_bits = room.first_bits(coded, sinks, over.length)
-        budget.limit.note(plan.index, over.length, key_bits)
+        key_bits = value_bits = _first_bits(plan, over, row, coded, sinks)
     else:
         key_bits, value_bits = budget.means(
             len(over.queries),
@@ -331,7 +332,20 @@ def _ready(
         early = observed.queries[:, spread[: LOOKED_AT // KEPT]]
         asked = energy_in(found[0], _moment(early.reshape(heads, -1, width))) * over.scaling**2
         unlike = divergence(found, inner_keys, row.values[:, sinks:], asked)
-    return _Ready(row, sinks, classes, stored, (key_bits, value_bits), gain, origin, unlike)
+    again = budget.limit is not None
+    return _Ready(row, sinks, classes, stored, (key_bits, value_bits), gain, origin, unlike, again)
+
+
+def _first_bits(plan: LayerPlan, over: Observation, row: _Row, coded: int, sinks: int) -> float:
+    """Return the bits of a row under a limit of bytes, of which some tokens are coded and some are dense."""
+    budget = plan.bits
+    assert budget is not None
+    assert budget.limit is not None
+    turned = budget.calibrated is not None and budget.calibrated.keys[plan.index].rotary is not None
+    room = Room.of(plan, row.keys, row.values, len(over.queries), turned, row.old)
+    bits = room.first_bits(coded, sinks, over.length)
+    budget.limit.note(plan.index, over.length, bits)
+    return bits
 
 
 def _moment(tensor: Tensor) -> Tensor:
@@ -342,5 +356,4 @@ def _moment(tensor: Tensor) -> Tensor:
 
 def _all_dense(row: _Row) -> CodedRow:
     """Return a row without codes: every token is kept as sink tokens are."""
-    most = float(MAX_CODE_BITS), float(MAX_CODE_BITS)  # of tokens to come, if they are coded all the same
-    return CodedRow((), None, row.keys.clone(), row.values.clone(), row.places, row.packed, most)
+    return CodedRow((), None, row.keys.clone(), row.values.clone(), row.places, row.packed, row.bits)

@@ -18,7 +18,6 @@ from ....errors import CacheError
 from ...bases.importance import tail_attention
 from ...models.attention import Attended, logit_scaling
 from ...models.placement import rank
-from ...settings.bits import MAX_CODE_BITS
 from ..counting import bits_of
 from ..masks import check_mask_covers_cache, gather_mask_columns
 from ..packed.tokens import StoredTensor
@@ -128,7 +127,7 @@ class CodedTokens(CodedParts):
 
     def ready_within(self, plan: LayerPlan, block: Tail) -> int:
         """Return how many of the waiting tokens are coded now, by what may wait under a limit of bytes."""
-        room = Room.of(plan, block.keys[0], block.values[0], len(block.keys), self.turned)
+        room = self.room(plan, block, len(block.keys))
         most = SETTLED
         for row in self.own_rows():
             if row.waits_beyond(room, more=1):
@@ -139,23 +138,36 @@ class CodedTokens(CodedParts):
     def empty(cls, plan: LayerPlan, tail: Tail) -> CodedTokens:
         """Return a store without tokens, for a text whose beginning is too short to be coded."""
         assert plan.bits is not None
-        none, most = tail.cut(0, 0), float(MAX_CODE_BITS)
-        row = CodedRow((), None, none.keys[0], none.values[0], 0, bits=(most, most))
+        none = tail.cut(0, 0)
         bases = plan.bits.bases(plan.index, none.keys.shape[1], rank())
         if bases is not None:
             bases = bases[0].to(none.keys.device), bases[1].to(none.keys.device)
-        return cls(0, (row,) * len(none.keys), bases)
+        made = cls(0, (CodedRow((), None, none.keys[0], none.values[0], 0),) * len(none.keys), bases)
+        bits = made.room(plan, tail, len(none.keys)).first_bits(0, 0, tail.length)
+        assert plan.bits.limit is not None
+        plan.bits.limit.note(plan.index, tail.length, bits)
+        return replace(made, rows=tuple(replace(row, bits=(bits, bits)) for row in made.rows))
+
+    def room(self, plan: LayerPlan, tail: Tail, rows: int) -> Room:
+        """Return what a layer of one of so many sequences may take."""
+        return Room.of(plan, tail.keys[0], tail.values[0], rows, self.turned, self.length)
 
     def within(self, plan: LayerPlan, tail: Tail, rows: int) -> CodedTokens:
         """Return it with as few bits as so many sequences may have; raises `CacheError` if that is not enough."""
-        room = Room.of(plan, tail.keys[0], tail.values[0], rows, self.turned)
+        room = self.room(plan, tail, rows)
         store, block = self, plan.config.tail_block or 1
         while store.waiting and any(row.waits_beyond(room) for row in store.own_rows()):
             coded = -(-store.waiting // block // 2) * block
             sums = store.received.of(store.waiting + tail.length, tail.keys)
             store = replace(store.settled(plan, sums[..., :coded]), received=Received(sums[..., coded:].clone()))
         made = {id(row): row.within(plan, room, self.bases) for row in store.own_rows()}
-        return replace(store, rows=tuple(made[id(row)] for row in store.rows))
+        found = replace(store, rows=tuple(made[id(row)] for row in store.rows))
+        assert plan.bits is not None
+        assert plan.bits.limit is not None
+        if any(before.bits != after.bits for before, after in zip(store.rows, found.rows, strict=True)):
+            fewest = min(row.bits[0] for row in found.rows)
+            plan.bits.limit.note(plan.index, self.length + plan.config.recent_window, fewest)
+        return found
 
     def settled(self, plan: LayerPlan, received: Tensor) -> CodedTokens:
         """Give the n oldest waiting tokens their classes; `received` ``(B, H, 3, n)`` is the attention on them."""
@@ -166,6 +178,15 @@ class CodedTokens(CodedParts):
         """Return it for a tail that was cut to so many tokens."""
         sums = self.received.sums
         return self if sums is None else replace(self, received=Received(sums[..., : self.waiting + tail].clone()))
+
+    def remembered(self) -> Callable[[], None]:
+        """Return what takes back the attention that is added up from now on."""
+        received, sums = self.received, self.received.sums
+
+        def forget() -> None:
+            received.sums = sums
+
+        return forget
 
     def select(self, rows: Tensor) -> CodedTokens:
         """Select sequences of the batch in this order, repeated if listed repeatedly; codes are not copied."""

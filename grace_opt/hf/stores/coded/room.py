@@ -62,6 +62,8 @@ class Room:
         Tokens of the recent window, and of a block of newer ones.
     turned : bool
         Whether keys leave out a mean that turns, which takes the position of every token.
+    left : int or None
+        Tokens that the text will have beyond those that are stored, at most; None if nobody knows.
     """
 
     limit: ByteLimit
@@ -73,10 +75,13 @@ class Room:
     recent: int
     block: int
     turned: bool
+    left: int | None = None
 
     @classmethod
-    def of(cls, plan: LayerPlan, keys: torch.Tensor, values: torch.Tensor, sequences: int, turned: bool) -> Room:
-        """Return that of a layer with such keys ``(H, n, d)`` and values."""
+    def of(
+        cls, plan: LayerPlan, keys: torch.Tensor, values: torch.Tensor, sequences: int, turned: bool, stored: int
+    ) -> Room:
+        """Return that of a layer with such keys ``(H, n, d)`` and values, of which some tokens are stored."""
         assert plan.bits is not None
         assert plan.bits.limit is not None
         assert plan.config.tail_block is not None
@@ -91,6 +96,7 @@ class Room:
             plan.config.recent_window,
             plan.config.tail_block,
             turned,
+            None if plan.bits.limit.until is None else max(plan.bits.limit.until - stored, 0),
         )
 
     @property
@@ -108,7 +114,7 @@ class Room:
         return self.limit.share(self.sequences) - self._dense(sinks)
 
     def _dense(self, sinks: int) -> int:
-        tail = self.recent + self.block
+        tail = self.recent + self.block if self.left is None else min(self.recent + self.block, self.left)
         turned = self.heads * (self.width * 4 + PARAMETER_BITS // PER_BYTE) * self.turned
         return self.token * (sinks + tail) + self.heads * RECEIVED * tail + turned + 2 * self.heads * TASK
 
@@ -139,9 +145,16 @@ class Room:
         blocks = int(WAITING * undivided / self.waiting_block(bits, length))
         return max(min(blocks, -(-SETTLED // self.block)), BLOCKS)
 
-    def for_waiting(self, undivided: float, bits: tuple[float, float], length: int) -> float:
-        """Return the bytes that are kept for tokens that wait."""
-        return self.may_wait(undivided, bits, length) * self.waiting_block(bits, length)
+    def for_waiting(self, undivided: float, bits: tuple[float, float], length: int, held: float = 0.0) -> float:
+        """Return the bytes that are kept for tokens that wait; those that wait now take `held`."""
+        block = self.waiting_block(bits, length)
+        most = self.may_wait(undivided, bits, length) * block
+        return max(most if self.left is None else min(most, held + self.to_come * block), held)
+
+    @property
+    def to_come(self) -> int:
+        """Blocks that will leave the recent window, where that is known."""
+        return 0 if self.left is None else max(self.left - self.recent, 0) // self.block
 
     def beside(self, segments: Sequence[Sequence[int]], length: int) -> float:
         """Return the bytes beside codes that segments take, of so many tokens in each class."""
@@ -183,33 +196,37 @@ class Room:
         found = 0.0
         # Those that wait have the more bits the more are asked for: the most that leave enough for them.
         for bits in MOST_BITS:
-            waiting = max(self.for_waiting(undivided, (bits, bits), length), held)
+            waiting = self.for_waiting(undivided, (bits, bits), length, held)
             left = 8 * (undivided - waiting - beside)
             if left >= least * sum(sizes):
                 found = max(found, min(left / sum(sizes), bits) if tokens else bits)
         least = max(least, MOST_BITS[-1])
         if found < least:
             bits = min((each for each in MOST_BITS if each >= least), default=least)
-            waiting = max(BLOCKS * self.waiting_block((bits, bits), length), held)
+            blocks = BLOCKS if self.left is None else min(BLOCKS, self.to_come)
+            waiting = max(blocks * self.waiting_block((bits, bits), length), held)
             needed = beside + least * sum(sizes) / 8
             self._refuse(max(needed + waiting, needed / (1 - WAITING)), sinks, length)
         return found
 
     def first_bits(self, coded: int, sinks: int, length: int) -> float:
         """Return the mean bits of a prompt of which some tokens are coded, so that those to come have room as well."""
-        later = self.limit.later or 0
-        settled = self.block * (self.may_wait(self.undivided(sinks), (MOST_BITS[0], MOST_BITS[0]), length + later) // 2)
+        length, come = max(length, self.limit.until or 0), self.to_come * self.block
+        wait = self.block * self.may_wait(self.undivided(sinks), (MOST_BITS[0], MOST_BITS[0]), length)
         segments = [class_sizes(coded)] if coded else []
-        segments += [class_sizes(settled)] * math.ceil(max(later - settled, 0) / settled)
-        return self.mean_bits(segments, sinks, length + later)
+        if come >= wait:
+            segments += [class_sizes(wait // 2)] * math.ceil((come - wait // 2) / (wait // 2))
+        return self.mean_bits(segments, sinks, length)
 
     def _refuse(self, undivided: float, sinks: int, length: int) -> NoReturn:
-        smallest = math.ceil(self.limit.whole(undivided + self._dense(sinks), self.sequences))
+        smallest = math.ceil(self.limit.whole(undivided + self._dense(sinks), self.sequences)) + 1  # for rounding
         rows = "" if self.sequences == 1 else f" in each of {self.sequences} rows"
+        dense = sinks + self.recent + self.block
+        known = " (those that max_new_tokens= or max_length= allow are among them)" * (self.left is not None)
         raise CacheError(
-            f"max_bytes={self.limit.nbytes} is too few for {length} tokens{rows}: what stays dense, and the means and "
-            f"widths of codes, take {smallest} already; write max_bytes={smallest} or more"
-            + ("; nothing was changed, and the cache holds all that it held" if self.limit.chosen else "")
+            f"max_bytes={self.limit.nbytes} is too few for {length} tokens{rows}{known}: up to "
+            f"{dense} of them are dense (sinks, recent_window={self.recent} and tail_block={self.block}), and with the "
+            f"means and widths of codes that takes {smallest}; write max_bytes={smallest} or more. Nothing was changed"
         )
 
 

@@ -186,7 +186,6 @@ class CodedRow:
             return self
         least = max(own / of for own, of in zip(fixed, elements, strict=True))
         bits = max(most * STEP, least)
-        room.limit.note(plan.index, self.length, bits)
         return self.again(plan, bases, bits)
 
     def again(self, plan: LayerPlan, bases: tuple[Basis, Basis] | None, bits: float) -> CodedRow:
@@ -199,7 +198,7 @@ class CodedRow:
         undivided = room.undivided(self.sink_keys.shape[1])
         # Those that wait already may have more bits than those that come.
         held = self._waiting_bytes(room) + more * room.waiting_block(self.bits, self.length)
-        return held > room.for_waiting(undivided, self.bits, self.length)
+        return held > room.may_wait(undivided, self.bits, self.length) * room.waiting_block(self.bits, self.length)
 
     def _waiting_bytes(self, room: Room) -> float:
         codes = 0 if self.waiting is None else sum(codes.nbytes for codes in self.waiting)
