@@ -294,6 +294,10 @@ class TestRefusals:
         with pytest.raises(CacheError, match="in each of 20 rows"):
             cache.batch_repeat_interleave(10)
         assert all(layer.compressed is one for layer, one in zip(cache.layers, before, strict=True))
+        short = cache_of(model, 330)
+        feed(model, short, ids[:1, :50], 50)
+        with pytest.raises(CacheError, match="in each of 20 rows"):
+            short.batch_repeat_interleave(20)
         feed(model, cache, more[:, :1])
 
     def test_a_prompt_in_parts_is_dense_until_its_end(self, model, ids):

@@ -334,8 +334,12 @@ class CompressedCache(Cache):
 
     def _fit_rows(self, rows: int) -> None:
         """Code again, if so many sequences would otherwise take too many bytes."""
+        layers = self._pruned_layers()
+        first = layers[0]
+        if first.compressed is None and first.tail is not None and rows > first.rows:
+            check_rows(self.budget, self.config, first.tail.keys[:1].expand(rows, -1, -1, -1), self._shape)
         with all_or_none(self.layers):
-            for layer in self._pruned_layers():
+            for layer in layers:
                 layer.fit_rows(rows)
         self._note_bytes()
 

@@ -159,11 +159,11 @@ class PrunedKeyLayer(DynamicLayer):
         if self.tail is None or self.prompt.waiting:
             return
         if self.compressed is None and self.tail.length >= self.plan.config.recent_window + block:
-            before, self.compressed = self.compressed, CODED.of_beginning(self.plan, self.tail)
+            self.compressed = CODED.of_beginning(self.plan, self.tail)
             try:
                 self._move_old_tail(0)
             except BaseException:
-                self.compressed = before
+                self.compressed = None
                 raise
         else:
             self._move_old_tail(0)
