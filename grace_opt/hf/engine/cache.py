@@ -30,6 +30,7 @@ from ...attention.provider import DEFAULT_RATIO, MaskProvider
 from ...errors import CacheError, CalibrationError, GraceError, OptionError
 from ...registry import MethodOptions
 from ..bases.budget import BasisSource, BitBudget
+from ..bases.byte_limit import ByteLimit
 from ..bases.make_budget import budget_of
 from ..models.arguments import unwrap_model
 from ..models.fingerprint import OPTIONAL, adapters_of, fingerprint, fingerprint_differences
@@ -45,8 +46,8 @@ from ..stores.coded.maker import CODED
 from ..stores.maker import StoreMaker, name_of
 from ..stores.plan import LayerPlan, MaskSource
 from ..stores.tally import LayerReading, ReadReport
-from .bytes_limit import bytes_elsewhere, check_dense_prompt, check_limit, check_rows
-from .in_step import InStep, all_or_none, undo_of
+from .byte_keeper import ByteKeeper, bytes_elsewhere, check_limit
+from .in_step import InStep, all_or_none
 from .kl_by_bits import within_kl
 from .layer import PrunedKeyLayer
 from .mask_source import forgotten_source, no_source, settings_of
@@ -146,7 +147,6 @@ class CompressedCache(Cache):
         self._stored_by = None if store is None else name_of(store)
         self.maker = store or (CHANNELS if self.config.bits is None else CODED)
         self.budget = None if self.config.bits is None else self._budget(self.config.bits, model, layers, requested)
-        self.limit = None if self.budget is None else self.budget.limit
         if offloading and self.limit is not None:
             raise OptionError(
                 "max_bytes= and offloading=True: layers that are moved away cannot be coded again; leave out one of "
@@ -165,8 +165,14 @@ class CompressedCache(Cache):
         self._attending = ""  # the model's attention implementation in this step
         self._in_step = InStep(layers, text)
         super().__init__(layers=layers, offloading=offloading)
+        self._keeper = ByteKeeper.of(self.budget, self.config, self._shape, self.layers)
         if prompt_length is not None:
             self.declare_prompt(prompt_length)
+
+    @property
+    def limit(self) -> ByteLimit | None:
+        """The bytes that it never exceeds; None without ``max_bytes``."""
+        return None if self.budget is None else self.budget.limit
 
     def _choose_layers(
         self, model: PreTrainedModel | PreTrainedConfig, text: PreTrainedConfig, layers: list[Any]
@@ -257,8 +263,8 @@ class CompressedCache(Cache):
                 f"the model writes to layer {layer_idx} but this cache was made for {len(self.layers)} layers; write "
                 "CompressedCache(model.config, ...) with the configuration of the same model"
             )
-        if layer_idx == 0 and self.limit is not None:
-            self._keep_within(key_states)
+        if layer_idx == 0 and self._keeper is not None:
+            self._keeper.before_step(key_states, getattr(self._config(), "num_attention_heads", None))
         first, layer = layer_idx == self.prunable_layers[0], self.layers[layer_idx]
         if first or not self._attending:
             self._attending = self._implementation()  # once a step: asking takes as long as ten other lines
@@ -291,35 +297,6 @@ class CompressedCache(Cache):
             own_window(layer)
         return updated
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _keep_within(self, new: Tensor) -> None:
-        """Before a step, store what has left the recent window, in all layers or, if there is no room, in none."""
-        assert self.limit is not None
-        self._settle()
-        layers = [layer for layer in self.layers if isinstance(layer, PrunedKeyLayer)]
-        length, (rows, _, count, _) = layers[0].get_seq_length(), new.shape
-        if not length:
-            check_rows(self.budget, self.config, new, self._shape)
-        if layers[0].compressed is None and layers[0].prompt.goes_on(count, length):
-            heads = getattr(self._config(), "num_attention_heads", None) or new.shape[1]
-            check_dense_prompt(self.limit, new, length, heads)
-        with all_or_none(self.layers):
-            if self.limit.until is not None and length + count > self.limit.until:
-                self.limit.until = None  # more than were known
-                for layer in layers:
-                    layer.fit_rows(rows)
-            for layer in layers:
-                layer.keep_within()
-        # What a step of several tokens cannot keep shows in the middle of it.
-        layers[0].undo = undo_of(self.layers) if count > 1 else None
-        self._note_bytes()
-
-    def _note_bytes(self) -> None:
-        """Take down the cache's bytes at the bits that were chosen last."""
-        if self.limit is not None and self.limit.chosen and not self.limit.chosen[-1].nbytes:
-            found = self._measured().allocated_bytes
-            self.limit.chosen = [each if each.nbytes else each._replace(nbytes=found) for each in self.limit.chosen]
-
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Select sequences in this order, repeated if listed repeatedly, as beam search does.
 
@@ -328,20 +305,10 @@ class CompressedCache(Cache):
         CacheError
             If there are more of them than fit into ``max_bytes``; nothing has changed.
         """
-        if self.limit is not None:
-            self._fit_rows(len(beam_idx))
+        if self._keeper is not None:
+            self._pruned_layers()
+            self._keeper.fit_rows(len(beam_idx))
         super().reorder_cache(beam_idx)
-
-    def _fit_rows(self, rows: int) -> None:
-        """Code again, if so many sequences would otherwise take too many bytes."""
-        layers = self._pruned_layers()
-        first = layers[0]
-        if first.compressed is None and first.tail is not None and rows > first.rows:
-            check_rows(self.budget, self.config, first.tail.keys[:1].expand(rows, -1, -1, -1), self._shape)
-        with all_or_none(self.layers):
-            for layer in layers:
-                layer.fit_rows(rows)
-        self._note_bytes()
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drop the newest tokens of all layers, or of none: see `grace_opt.hf.engine.layer.PrunedKeyLayer.crop`.
@@ -600,8 +567,8 @@ class CompressedCache(Cache):
         known = about["basis"] is not None or cache.basis_source is None
         if not known and any(layer.pruned_length for layer in cache._pruned_layers()):
             raise CacheError(f"{path} does not say in which basis it is coded; run the prompt again")
-        if cache.limit is not None and cache.get_seq_length():
-            cache._fit_rows(cache._pruned_layers()[0].rows)
+        if cache._keeper is not None and cache.get_seq_length():
+            cache._keeper.fit_rows(cache._pruned_layers()[0].rows)
         return cache
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -635,15 +602,12 @@ class CompressedCache(Cache):
     def memory_report(self) -> MemoryReport:
         """Return the bytes that the cache holds now, by part, and those of the dense equivalent."""
         self._pruned_layers()
-        self._note_bytes()
-        found = replace(self._measured(), left_out=self.left_out)
-        if self.limit is None:
+        found = replace(measure(self.layers), left_out=self.left_out)
+        if self._keeper is None:
             return found
-        return replace(found, max_bytes=self.limit.nbytes, history=tuple(self.limit.chosen))
-
-    def _measured(self) -> MemoryReport:
-        kinds = ([x for x in self.layers if isinstance(x, PrunedKeyLayer) == ours] for ours in (True, False))
-        return measure(*kinds)
+        limit = self._keeper.limit
+        self._keeper.note()
+        return replace(found, max_bytes=limit.nbytes, history=tuple(limit.chosen))
 
     def read_report(self) -> ReadReport:
         """Return how many tokens the steps have read, and the bounds on the attention of all others, for each layer.

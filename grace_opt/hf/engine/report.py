@@ -288,17 +288,15 @@ def _sizes(layers: Iterable[PrunedKeyLayer]) -> Counter[str]:
     return sizes
 
 
-def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> MemoryReport:
-    """Add up what the layers of a cache hold.
-
-    Parameters
-    ----------
-    pruned : iterable of PrunedKeyLayer
-        The prunable layers, at least one.
-    others : iterable of cache layers
-        The rest.
-    """
-    layers, rest = list(pruned), list(others)
+def measure(every: Iterable[object]) -> MemoryReport:
+    """Add up what all layers of a cache hold; at least one is a `PrunedKeyLayer`."""
+    layers: list[PrunedKeyLayer] = []
+    rest: list[object] = []
+    for layer in every:
+        if isinstance(layer, PrunedKeyLayer):
+            layers.append(layer)
+        else:
+            rest.append(layer)
     sizes = _sizes(layers)
     used = sum(sizes[name] for name in _PARTS)
     evicted = [layer.evicted_length for layer in layers]
