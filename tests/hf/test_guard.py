@@ -114,10 +114,10 @@ class TestDivergence:
         assert torch.equal(divergence(bases, keys, values, bases[0].energy.double()), short)
         assert not Divergence(*short.tolist()).largest[1] > 1
 
-    @pytest.mark.parametrize(("prompt", "told"), [(1060, True), (4000, False)])
-    def test_queries_are_those_of_the_same_tokens(self, pocket, monkeypatch, prompt, told):
-        """Queries that ask for other coordinates are told if they come early, and not if they come late."""
-        model, _, basis = pocket
+    @pytest.mark.parametrize(("first", "told"), [(0, True), (LOOKED_AT, False)])
+    def test_queries_are_those_of_the_same_tokens(self, pocket, monkeypatch, first, told):
+        """Queries that ask far too much are told if they come early, and not if they come late."""
+        (model, _, basis), prompt = pocket, 2000
         heads, width = basis.keys[1].energy.shape
         found = []
         monkeypatch.setattr(Guard, "check", lambda self, layer, unlike: found.append(unlike))
@@ -127,10 +127,8 @@ class TestDivergence:
         numbers = torch.randn(1, heads, prompt, width, generator=generator)
         keys, values = (numbers @ each[1].decode.float() for each in (basis.keys, basis.values))
         queries = torch.randn(1, 2 * heads, prompt, width, generator=generator) * 1e-3
-        queries[:, :, 1030:] *= 1e5
-        queries[:, :, 512:1000] *= 1e5 if told else 1
+        queries[:, :, first:] *= 1e5
         over = spread_queries(Observation(queries, None, prompt, width**-0.5, None), None)
-        plan.bits.bases(1, heads, 0)
         cache.layers[1].maker.of_prompt(plan, over, keys, values)
         assert (found[0].queries > LIMITS["queries"]) == told
 

@@ -329,9 +329,10 @@ def _ready(
         stored.append(StoredHeads(tensor, order, encoding, by_class, energy, sizes, bits, budget.trellis))
     unlike = None
     if found is not None and not budget.guard.is_off:
-        early = observed.queries[:, spread[: LOOKED_AT // KEPT]]
-        asked = energy_in(found[0], _moment(early.reshape(heads, -1, width))) * over.scaling**2
-        unlike = divergence(found, inner_keys, row.values[:, sinks:], asked)
+        early, asked = spread[: LOOKED_AT // KEPT], stored[0].energy
+        if len(early) < len(spread):
+            asked = energy_in(found[0], _moment(observed.queries[:, early].reshape(heads, -1, width)))
+        unlike = divergence(found, inner_keys, row.values[:, sinks:], asked * over.scaling**2)
     again = budget.limit is not None
     return _Ready(row, sinks, classes, stored, (key_bits, value_bits), gain, origin, unlike, again)
 
