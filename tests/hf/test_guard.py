@@ -13,9 +13,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, CalibrationError, OptionError
-from grace_opt.hf import Bits, CacheConfig, CompressedCache, attach, attention_implementation, calibrate
+from grace_opt.hf import Bits, CacheConfig, CompressedCache, SnapKV, attach, attention_implementation, calibrate
 from grace_opt.hf.bases import at_hand, basis_folder
 from grace_opt.hf.bases.basis import Basis
 from grace_opt.hf.bases.calibrated import CalibratedBasis
@@ -24,6 +25,7 @@ from grace_opt.hf.bases.guard import Guard
 from grace_opt.hf.bases.importance import spread_queries
 from grace_opt.hf.models import POCKET_BASIS, POCKET_FOLDER, load_model, load_pocket
 from grace_opt.hf.models.observation import Observation
+from grace_opt.hf.stores.coded.saved_row import divergence_of
 from grace_opt.hf.tools.needle import make_prompt
 
 
@@ -226,16 +228,110 @@ class TestWarning:
         cache, _ = read(model, padded, basis, tmp_path, mask)
         assert cache.memory_report().divergence == pytest.approx(alone[0], rel=0.05)
 
-    def test_it_is_unknown_without_a_calibration_and_from_a_file(self, pocket, tmp_path):
+    def test_it_is_saved_and_unknown_without_a_calibration(self, pocket, tmp_path):
         model, ids, basis = pocket
         cache, _ = read(model, ids, basis, tmp_path)
         cache.save(tmp_path / "cache.safetensors")
         loaded = CompressedCache.load(tmp_path / "cache.safetensors", model, basis=tmp_path / "basis.safetensors")
-        assert loaded.memory_report().divergence is None
+        assert loaded.memory_report().divergence == cache.memory_report().divergence
         plain = CompressedCache(model, bits=3, basis="none")
         with torch.no_grad(), attention_implementation(model, "grace_sdpa"):
             model(ids, past_key_values=plain)
         assert plain.memory_report().divergence is None
+
+
+def in_layer(basis, change, layer):
+    """A basis of which one layer's was changed."""
+    wrong = change(basis)
+    return replace(
+        basis,
+        keys={**basis.keys, layer: wrong.keys[layer]},
+        values={**basis.values, layer: wrong.values[layer]},
+    )
+
+
+class TestDense:
+    def test_layers_that_are_told_stay_dense_and_others_do_not(self, pocket, tmp_path):
+        model, ids, basis = pocket
+        cache, said = read(model, ids, in_layer(basis, other_layers, 1), tmp_path, guard="dense")
+        report = cache.memory_report()
+        assert report.unlike_layers == (1,)
+        assert "beyond that in layers 1" in str(report)
+        assert len(said) == 1
+        assert "layer 1: the prompt's" in said[0]
+        assert "it stays dense, as do others like it" in said[0]
+        exact = DynamicCache()
+        with torch.no_grad():
+            model(ids, past_key_values=exact)
+        for layer in range(len(exact.layers)):
+            held, own = cache.layers[layer].full_width(), (exact.layers[layer].keys, exact.layers[layer].values)
+            assert all(map(torch.equal, held, own)) == (layer == 1)
+
+    @pytest.mark.parametrize("reader", ["grace_sdpa", "grace_eager"])
+    def test_it_goes_on_as_the_dense_layer_that_it_is(self, pocket, tmp_path, reader):
+        """All layers dense: steps, beams, crops and files give what a dense cache gives."""
+        model, ids, basis = pocket
+        cache, _ = read(model, ids, other_layers(basis), tmp_path, guard="dense", tail_block=64, recent_window=16)
+        exact = DynamicCache()
+        more = ids[:, :150]
+        with torch.no_grad(), attention_implementation(model, reader), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            dense = model(ids, past_key_values=exact).logits[:, -1:]
+            for at in range(more.shape[1]):
+                token = more[:, at : at + 1]
+                ours, dense = (model(token, past_key_values=each).logits for each in (cache, exact))
+            torch.testing.assert_close(ours, dense, rtol=1e-4, atol=1e-4)
+            cache.save(tmp_path / "cache.safetensors")
+            cache = CompressedCache.load(tmp_path / "cache.safetensors", model)
+            for each in (cache, exact):
+                each.reorder_cache(torch.tensor([0, 0]))
+            ours, dense = (model(ids[:, :2].repeat(2, 1), past_key_values=each).logits for each in (cache, exact))
+            torch.testing.assert_close(ours, dense, rtol=1e-4, atol=1e-4)
+        report = cache.memory_report()
+        assert report.bits is None
+        assert report.unlike_layers == tuple(range(len(exact.layers)))
+        assert "all dense, as the prompt is unlike the calibration's texts" in str(report)
+
+    def test_rows_and_padding(self, pocket, tmp_path):
+        """One row that is unlike the calibration leaves the layer dense for all of them."""
+        model, ids, basis = pocket
+        noise = torch.randint(3, 470, ids.shape, generator=torch.Generator().manual_seed(5))
+        padded = torch.cat([torch.zeros(2, 40, dtype=torch.long), torch.cat([ids, noise])], dim=1)
+        mask = (torch.arange(padded.shape[1]) >= 40).long().expand(2, -1).contiguous()
+        wrong = in_layer(basis, turned, 2)
+        cache, _ = read(model, padded, wrong, tmp_path, mask, guard="dense")
+        assert 2 in cache.memory_report().unlike_layers
+        keys, _ = cache.layers[2].full_width()
+        alone, _ = read(model, ids, wrong, tmp_path, guard="dense")
+        torch.testing.assert_close(keys[:1, :, 40:], alone.layers[2].full_width()[0], rtol=1e-4, atol=1e-4)
+
+    def test_an_eviction_before_it_is_kept(self, pocket, tmp_path):
+        model, ids, basis = pocket
+        cache, _ = read(model, ids, other_layers(basis), tmp_path, guard="dense", evict=SnapKV(budget=0.5))
+        report = cache.memory_report()
+        assert report.evicted_tokens > 100
+        assert report.bits is None
+        token = ids[:, :1]
+        with torch.no_grad(), attention_implementation(model, "grace_sdpa"):
+            plain = CompressedCache(model, evict=SnapKV(budget=0.5), ratio=0)
+            model(ids, past_key_values=plain)
+            ours, expected = (model(token, past_key_values=each).logits for each in (cache, plain))
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+    def test_it_leaves_less_error_than_wrong_codes(self, pocket, tmp_path):
+        model, ids, basis = pocket
+        wrong = other_layers(basis)
+        losses = {}
+        for guard in ("off", "dense"):
+            cache, _ = read(model, ids, wrong, tmp_path, guard=guard)
+            exact = DynamicCache()
+            with torch.no_grad(), attention_implementation(model, "grace_sdpa"):
+                model(ids, past_key_values=exact)
+                ours, dense = (
+                    model(ids[:, 100:130], past_key_values=each).logits.log_softmax(-1) for each in (cache, exact)
+                )
+            losses[guard] = float(torch.nn.functional.kl_div(ours, dense, log_target=True, reduction="batchmean"))
+        assert losses["dense"] < 1e-6 < losses["off"]
 
 
 class TestBesideWeights:
@@ -280,12 +376,28 @@ class TestBesideWeights:
 class TestBadInput:
     @pytest.mark.parametrize("guard", ["loud", "", True, 1, ["warn"], np.array(["warn", "off"])])
     def test_names_of_guards(self, guard):
-        with pytest.raises(OptionError, match=r"guard=.*: write 'warn', 'raise' or 'off'"):
+        with pytest.raises(OptionError, match=r"guard=.*: write 'warn', 'dense', 'raise' or 'off'"):
             Bits(2, guard=guard)
 
-    def test_nothing_is_unlike_no_calibration(self):
-        with pytest.raises(OptionError, match=r'guard="raise" and basis="none"'):
-            Bits(2, basis="none", guard="raise")
+    @pytest.mark.parametrize("guard", ["dense", "raise"])
+    def test_nothing_is_unlike_no_calibration(self, guard):
+        with pytest.raises(OptionError, match=rf'guard="{guard}" and basis="none"'):
+            Bits(2, basis="none", guard=guard)
+
+    @pytest.mark.parametrize("budget", ["total_bytes", "max_bytes"])
+    def test_dense_layers_and_a_number_of_bytes(self, budget):
+        with pytest.raises(OptionError, match=rf'guard="dense" and {budget}='):
+            Bits(**{budget: 10**6}, guard="dense")
+
+    @pytest.mark.parametrize("numbers", [[0.1, 0.2], [0.1, -1.0, 0.2], [0.1, "1", 0.2], 3, [0.1, 0.2, math.inf]])
+    def test_divergences_in_a_file(self, numbers):
+        def require(fits, what):
+            assert fits, what
+
+        assert divergence_of(require, {}) is None
+        assert divergence_of(require, {"divergence": [0.1, 0.0, 2.0]}) == (0.1, 0.0, 2.0)
+        with pytest.raises(AssertionError, match="are not the numbers of keys, values and queries"):
+            divergence_of(require, {"divergence": numbers})
 
     def test_it_is_for_bits(self):
         with pytest.raises(OptionError, match=r"guard='warn' is for bits="):

@@ -61,7 +61,8 @@ def test_as_a_dict_has_everything_and_goes_into_json(settings, tiny, step, conti
             step(model, cache, prompt, continuation[:1])
         report = cache.memory_report()
         found = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-        lists = {"idle": list(report.idle), "history": [each._asdict() for each in report.history]}
+        lists = {name: list(getattr(report, name)) for name in ("idle", "unlike_layers")}
+        lists |= {"history": [each._asdict() for each in report.history]}
         assert found == {name: getattr(report, name) for name in found} | lists
         public = {name for name in dir(report) if not name.startswith("_") and not callable(getattr(report, name))}
         assert set(found) == public

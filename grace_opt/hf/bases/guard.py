@@ -1,4 +1,4 @@
-"""`Guard`: says when a prompt is so unlike the calibration that the model and its basis may not belong together."""
+"""`Guard`: what is done if a prompt is so unlike the calibration that model and basis may not belong together."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from .divergence import LIMITS, Divergence
 
 class Guard:
     """Checks each layer of a prompt; of a cache's layers, the first that is unlike warns, or raises.
+
+    With ``guard="dense"``, each that is unlike is not coded.
 
     Parameters
     ----------
@@ -28,8 +30,13 @@ class Guard:
         """Whether nothing has to be measured."""
         return self._kind == "off"
 
-    def check(self, layer: int, found: Divergence) -> None:
+    def check(self, layer: int, found: Divergence) -> bool:
         """Take in a layer's divergence, and say if it is too large.
+
+        Returns
+        -------
+        bool
+            Whether the layer has to stay dense.
 
         Raises
         ------
@@ -38,15 +45,19 @@ class Guard:
         """
         self._told = self._told and layer != self._first
         what, share = found.largest
+        dense = self._kind == "dense"
         if share <= 1 or self._told:
-            return
+            return share > 1 and dense
         said = (
             f"layer {layer}: the prompt's {what} are unlike those of the calibration (by {getattr(found, what):.2g} "
-            f"nats per coordinate; ordinary text stays below {LIMITS[what]:g}), so its codes may leave far more error "
-            "than their bits usually do. If the model or its basis has changed, make the basis anew; if such prompts "
-            "are usual, calibrate on some of them: grace-opt calibrate basis MODEL --text FILE -o FILE, and basis=FILE"
+            f"nats per coordinate; ordinary text stays below {LIMITS[what]:g}), so its codes "
+            f"{'would' if dense else 'may'} leave far more error than their bits usually do"
+            f"{', and it stays dense, as do others like it' * dense}. If the model or its basis has changed, make the "
+            "basis anew; if such prompts are usual, calibrate on some of them: grace-opt calibrate basis MODEL "
+            "--text FILE -o FILE, and basis=FILE"
         )
         if self._kind == "raise":
             raise CalibrationError(said)
         self._told = True
-        warn(f'{said}; guard="off" says nothing')
+        warn(said if dense else f'{said}; guard="off" says nothing')
+        return dense

@@ -9,7 +9,7 @@ nor ratios: it is negligible for long prompts and would dominate the ratio of a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -55,7 +55,9 @@ class MemoryReport:
         many bits left on other text: a guide, as the KL of a single text may be several times larger or smaller.
     divergence : float, optional
         With ``bits=`` and a calibrated basis: how unlike the calibration's texts the prompt is in the layer where
-        most, as a share of what is too much; None for a cache from a file. See ``guard=``.
+        most, as a share of what is too much. See ``guard=``.
+    unlike_layers : tuple of int
+        Layers in which that is more than 1.
     waiting_tokens : int
         With ``bits=``: newer tokens that wait for their classes, with more bits than asked for.
     stored_as : str
@@ -102,6 +104,7 @@ class MemoryReport:
     all_elements: int = 0
     predicted_kl: float | None = None
     divergence: float | None = None
+    unlike_layers: tuple[int, ...] = ()
     waiting_tokens: int = 0
     stored_as: str = "pruned"
     reading_bytes: int = 0
@@ -184,7 +187,8 @@ class MemoryReport:
         computed = [name for name, found in vars(type(self)).items() if isinstance(found, property)]
         names = *(each.name for each in fields(self)), *computed
         history = [each._asdict() for each in self.history]
-        return {name: getattr(self, name) for name in names} | {"idle": list(self.idle), "history": history}
+        lists = {"idle": list(self.idle), "unlike_layers": list(self.unlike_layers), "history": history}
+        return {name: getattr(self, name) for name in names} | lists
 
     def __str__(self) -> str:
         rows = [
@@ -220,6 +224,8 @@ class MemoryReport:
         if self.divergence is not None:
             share = f"{self.divergence:.2f}" if self.divergence < 10 else f"{self.divergence:,.0f}"
             lines.append(f"  how unlike the calibration's texts the prompt is: {share} times what is too much")
+        if self.unlike_layers:
+            lines.append(f"  it is beyond that in layers {', '.join(map(str, self.unlike_layers))}")
         if self.read_share is not None:
             lines.append(
                 f"  steps read {self.read_share:.1%} of the stored tokens; the others had at most "
@@ -234,7 +240,8 @@ class MemoryReport:
         done = "kept whole" if self.stored_as == "whole" else self.stored_as
         evicts = bool(self.evicted_tokens) or self.evictions_differ
         if self.stored_as == "coded" and self.tokens and not self.pruned_tokens and not evicts:
-            return f"{self.tokens} tokens, all dense, as the prompt is too short for its bits"
+            why = "is unlike the calibration's texts" if self.unlike_layers else "is too short for its bits"
+            return f"{self.tokens} tokens, all dense, as the prompt {why}"
         pruned = f"{self.pruned_tokens} of them {done}" if self.pruned_tokens else f"nothing {done}"
         if not evicts:
             return f"{self.tokens} tokens, {pruned}"
@@ -302,6 +309,7 @@ def measure(every: Iterable[object]) -> MemoryReport:
     evicted = [layer.evicted_length for layer in layers]
     read = ReadReport(tuple(layer.tally.reading(layer.plan.index) for layer in layers))
     held = sum(storages([layer.stored_parts() for layer in layers]).values())
+    unlike = _divergences(layers)
     return MemoryReport(
         layers=len(layers) + len(rest),
         prunable_layers=len(layers),
@@ -323,7 +331,8 @@ def measure(every: Iterable[object]) -> MemoryReport:
         coded_value_elements=sizes["value elements"],
         all_elements=sizes["all elements"],
         predicted_kl=_predicted_kl(layers[0].plan),
-        divergence=max(_divergences(layers), default=None),
+        divergence=max(unlike.values(), default=None),
+        unlike_layers=tuple(index for index, share in unlike.items() if share > 1),
         waiting_tokens=max(0 if layer.compressed is None else layer.compressed.waiting for layer in layers),
         stored_as=layers[0].maker.stored_as(layers[0].plan),
         reading_bytes=sizes["reading"],
@@ -343,12 +352,10 @@ def _predicted_kl(plan: LayerPlan) -> float | None:
     return None if plan.bits is None or plan.config.evict is not None else plan.bits.predicted_kl
 
 
-def _divergences(layers: Sequence[PrunedKeyLayer]) -> Iterator[float]:
-    """Yield how unlike the calibration the prompt is in each layer that knows it."""
-    for layer in layers:
-        found = None if layer.compressed is None else layer.compressed.divergence
-        if found is not None:
-            yield found.largest[1]
+def _divergences(layers: Sequence[PrunedKeyLayer]) -> dict[int, float]:
+    """Return how unlike the calibration the prompt is, by layer, in each that knows it."""
+    found = {each.plan.index: each.compressed.divergence for each in layers if each.compressed is not None}
+    return {index: own.largest[1] for index, own in found.items() if own is not None}
 
 
 def _idle(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:

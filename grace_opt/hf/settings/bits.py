@@ -24,7 +24,7 @@ TAIL_BLOCK_WITH_BITS = 64
 #: Every block of newer tokens has means and scales of its own, which weigh more the smaller it is.
 SMALLEST_TAIL_BLOCK = 16
 #: What to do about a prompt that is unlike the texts of the calibration.
-GUARDS = ("warn", "raise", "off")
+GUARDS = ("warn", "dense", "raise", "off")
 #: What a cache has that nothing else makes smaller.
 DEFAULT_BITS = 2.25
 #: Largest mean number of bits, of which no code takes more than the second.
@@ -73,7 +73,8 @@ class Bits:
         them one by one, which takes less time while a prompt is read.
     guard : str
         What to do about a prompt whose keys, values or queries are very unlike those of the calibration, so that its
-        codes may leave far more error than usual: "warn", "raise", or "off" for nothing.
+        codes may leave far more error than usual: "warn"; "dense", to warn and leave such layers dense; "raise"; or
+        "off" for nothing.
 
     Raises
     ------
@@ -101,10 +102,10 @@ class Bits:
         check_fields(self, flag, "trellis")
         if not isinstance(self.guard, str) or self.guard not in GUARDS:
             raise OptionError(f"guard={shown(self.guard)}: write {', '.join(map(repr, GUARDS[:-1]))} or {GUARDS[-1]!r}")
-        if self.guard == "raise" and self.basis == NO_BASIS:
+        if self.guard in ("dense", "raise") and self.basis == NO_BASIS:
             raise OptionError(
-                f'guard="raise" and basis="{NO_BASIS}": without a calibration, nothing can be unlike it; leave out one '
-                "of them"
+                f'guard="{self.guard}" and basis="{NO_BASIS}": without a calibration, nothing can be unlike it; leave '
+                "out one of them"
             )
         if not self.budget:
             object.__setattr__(self, "bits", DEFAULT_BITS)
@@ -126,6 +127,11 @@ class Bits:
             raise OptionError(
                 f"{' and '.join(self.budget)} given: write bits= alone, key_bits= and value_bits= together, "
                 "total_bytes=, max_bytes= or max_kl= alone"
+            )
+        if self.guard == "dense" and (self.total_bytes or self.max_bytes):
+            raise OptionError(
+                f'guard="dense" and {self.budget[0]}=: a layer that stays dense takes more bytes than it was given; '
+                "write bits= or max_kl=, or another guard="
             )
         if self.max_kl is not None and (self.basis == NO_BASIS or not self.trellis):
             other = f'basis="{NO_BASIS}"' if self.basis == NO_BASIS else "trellis=False"

@@ -152,8 +152,8 @@ def code_prompt(
         return None
     positions = None if kept is None else kept.to(torch.int32)
     found = Divergence(*torch.stack(unlike).amax(0).tolist()) if unlike else None
-    if found is not None:
-        budget.guard.check(plan.index, found)
+    if found is not None and budget.guard.check(plan.index, found):
+        rows = [_all_dense(_row(over, keys, values, kept, left, number, old)) for number in range(len(keys))]
     used = bases() if any(row.tokens for row in rows) else None
     return CodedTokens(old, tuple(rows), used, positions, divergence=found)
 

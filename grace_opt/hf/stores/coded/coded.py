@@ -28,7 +28,7 @@ from .in_place import attention_in_place
 from .parts import CodedParts, Received
 from .room import Room, ready_within
 from .row import CodedRow
-from .saved_row import taken_apart
+from .saved_row import DIVERGENCE, taken_apart
 from .short import dense_rows, why_dense
 from .waiting import SETTLED, ready
 
@@ -64,6 +64,8 @@ class CodedTokens(CodedParts):
         if plan.bits is not None and plan.bits.limit is not None:
             return None  # they are coded once there are enough tokens
         short, count = sum(not row.tokens for row in self.rows), len(self.rows)
+        if short == count and self.divergence is not None:
+            return None  # it could have been coded: the guard has said why it is not
         if short == count:
             return why_dense(plan, self.stored + newer)
         return dense_rows(plan, short, count) if short else None
@@ -278,6 +280,8 @@ class CodedTokens(CodedParts):
         tensors, about = taken_apart(self.rows, self.own_rows(), self.positions)
         if self.received.sums is not None:
             tensors["received"] = self.received.sums
+        if self.divergence is not None:
+            about[DIVERGENCE] = list(self.divergence)
         return tensors, {**about, "length": self.length}
 
     def _changed(self, change: Callable[[Tensor], Tensor], device: torch.device | str | None) -> CodedTokens:

@@ -21,7 +21,7 @@ from ..tally import LayerReading
 from .code_prompt import code_prompt
 from .coded import CodedTokens
 from .parts import Received
-from .saved_row import CODED_FIELDS, ORIGIN, RowCheck
+from .saved_row import CODED_FIELDS, DIVERGENCE, ORIGIN, RowCheck, divergence_of
 from .short import why_dense
 
 #: Largest number that can be coded: products of a query and a key must stay in the range of float32.
@@ -51,7 +51,7 @@ class CodedMaker(StoreMaker):
         rows = {name: tensor for name, tensor in tensors.items() if name.startswith("rows.")}
         others = {name: tensor for name, tensor in tensors.items() if name not in rows}
         optional = tuple(name for name in ("positions", "received") if name in others)
-        check.names(about, {"length", *CODED_FIELDS, *({ORIGIN} & about.keys())}, others, optional)
+        check.names(about, {"length", *CODED_FIELDS, *({ORIGIN, DIVERGENCE} & about.keys())}, others, optional)
         (batch, heads, recent, width), depth = tail.keys.shape, tail.values.shape[3]
         coded = isinstance(about["rows"], list) and any(about["rows"])  # else no basis is needed
         bases = plan.bits.bases(plan.index, heads, rank()) if coded else None
@@ -81,7 +81,8 @@ class CodedMaker(StoreMaker):
             check.require(fits, f"received is {received.dtype} {tuple(received.shape)} for {newest} newest tokens")
             usable = bool(received.isfinite().all()) and bool((received >= 0).all())
             check.require(usable, "received has numbers that are negative or not finite")
-        return CodedTokens(about["length"], made_rows, bases, tensors.get("positions"), Received(received)).to
+        unlike, positions = divergence_of(check.require, about), tensors.get("positions")
+        return CodedTokens(about["length"], made_rows, bases, positions, Received(received), unlike).to
 
     def check_numbers(self, plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -> Tensor | None:
         """Raise unless all numbers can be coded; dividing bits waits for the device anyway."""

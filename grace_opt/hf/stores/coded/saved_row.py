@@ -6,6 +6,7 @@ comes out can be decoded and appended to, and has no NaN.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...bases.classes import CLASS_BITS, FRACTIONS
+from ...bases.divergence import Divergence
 from ...settings.bits import MAX_BITS
 from .bitplanes import PER_BYTE, unpack_bits
 from .codes import LEVEL_BITS, Codes
@@ -26,6 +28,8 @@ Require = Callable[[bool, str], None]
 CODED_FIELDS = ("rows", "waiting", "block", "bits", "stored", "sequences")
 #: One more, if there is padding: the place of each row whose position is 0.
 ORIGIN = "origin"
+#: Another, where it was measured: the three numbers of the prompt's `Divergence`.
+DIVERGENCE = "divergence"
 _OF_CODES = ("levels", "means", "scales", "unit")
 _SINKS = ("sink_keys", "sink_values")
 
@@ -57,6 +61,17 @@ def taken_apart(
         "stored": sequences[0].length,
         "sequences": [numbers[id(row)] for row in sequences],
     }
+
+
+def divergence_of(require: Require, said: Mapping[str, Any]) -> Divergence | None:
+    """Return what the metadata say of how unlike the calibration the prompt was."""
+    found = said.get(DIVERGENCE)
+    if found is None:
+        return None
+    fits = isinstance(found, list) and len(found) == len(Divergence._fields)
+    fits = fits and all(type(each) is float and 0 <= each < math.inf for each in found)
+    require(fits, f"{DIVERGENCE}={found!r} are not the numbers of keys, values and queries")
+    return Divergence(*found)
 
 
 @dataclass(frozen=True)
