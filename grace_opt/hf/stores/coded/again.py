@@ -49,9 +49,9 @@ def coded_again(
     budget = plan.bits
     assert budget is not None
     segments = _together(segments)
-    tokens, heads = sum(each.tokens for each in segments), len(segments[0].keys.means)
+    tokens, heads = sum(each.coded for each in segments), len(segments[0].keys.means)
     widths = [each.shape[-1] for each in energies]
-    fixed = [sum(segment_bits(each.tokens, len(each.keys.counts), width) for each in segments) for width in widths]
+    fixed = [sum(segment_bits(each.coded, len(each.keys.counts), width) for each in segments) for width in widths]
     means = [max(mean - own / (tokens * width), 0.0) for mean, own, width in zip(bits, fixed, widths, strict=True)]
     shares = budget.head_bits(plan.index, heads, rank(), (means[0], means[1]))
     found = []
@@ -69,7 +69,7 @@ def _together(segments: Sequence[Segment]) -> list[Segment]:
     found: list[Segment] = []
     run: list[Segment] = []
     for each in segments:
-        if each.tokens >= SMALL:
+        if each.tokens >= SMALL or each.hidden:
             found, run = [*found, *run], []
             found.append(each)
             continue

@@ -213,11 +213,23 @@ class CodedTokens(CodedParts):
         return self
 
     def cropped(self, length: int) -> CodedTokens:
-        """Refuse: tokens cannot be taken out of their classes again."""
-        raise CacheError(
-            f"the cache can be cropped to {self.length} tokens or more, not to {length}: the older tokens are coded "
-            "(bits=); call reset() and start again"
-        )
+        """Keep only the first ``length`` tokens; codes of others stay where they lie among those, and are not read.
+
+        Raises
+        ------
+        CacheError
+            If some were evicted, or none that is coded would be left.
+        """
+        made = {id(row): row.cropped(length) for row in self.own_rows()}
+        rows = tuple(made[id(row)] for row in self.rows)
+        short = any(before.tokens and not after.tokens for before, after in zip(self.rows, rows, strict=True))
+        if short or self.positions is not None:
+            why = "none of them is coded (bits=)" if short else "each head has evicted others"
+            raise CacheError(
+                f"the cache can be cropped to {self.length} tokens or more, not to {length}: of so few, {why}; call "
+                "reset() and start again"
+            )
+        return replace(self, length=length, rows=rows, received=Received())
 
     def parts(self) -> dict[str, StoredTensor]:
         """Return the tensors that it consists of, by name; the model's bases are not among them."""

@@ -9,12 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ....kernels.cache import coded as kernels
 from ...bases.codebooks import codebook, trellis_codebook
 from ..masks import float32_mask
 from .bitplanes import unpack_bits
 from .parts import CodedParts
+
+#: Added to a logit that must not be seen, in float32.
+NEVER = -1e30
 
 
 def attention_in_place(
@@ -57,17 +61,20 @@ def attention_in_place(
     if others.get("dropout") and module.training:
         return None
     attend = kernels.kernel_for(query, tail, value, old.coded)
-    if attend is None:
+    hides = any(row.hidden for row in old.rows)
+    if attend is None or (hides and softcap is not None):  # of which nothing is too small to be seen
         return None
     recent = None
     if attention_mask is not None:
         older, recent = attention_mask[..., : old.stored], float32_mask(attention_mask[..., old.stored :])
         if not all_seen(older, old):
             return None
-    waiting, trellis = old.waiting, old.trellis
+    waiting, trellis, added = old.waiting, old.trellis, left_out(query, tail, old)
+    if hides:
+        added = _hiding(query, tail, old, added)
     found: tuple[Tensor, Tensor] = attend(
         query,
-        [row.sequence(old.bases, old.columns(number)) for number, row in enumerate(old.rows)],
+        [row.sequence(old.bases, old.columns(number), added is not None) for number, row in enumerate(old.rows)],
         tail,
         value,
         (trellis_codebook if trellis else codebook)(query.device),
@@ -79,7 +86,7 @@ def attention_in_place(
         getattr(module, "is_causal", True) if is_causal is None else is_causal,
         received,
         trellis,
-        left_out(query, tail, old),
+        added,
     )
     return found
 
@@ -101,6 +108,15 @@ def left_out(query: Tensor, tail: Tensor, old: CodedParts) -> Tensor | None:
         every = means[0][None] if len(means) == 1 else torch.stack(means)
         return kernels.turned_products(own.float(), every, rotary.channels, *rotary.tables(old.length), old.length)
     return torch.stack([rotary.logits(each, mean, old.length) for each, mean in zip(own, means, strict=True)])
+
+
+def _hiding(query: Tensor, tail: Tensor, old: CodedParts, added: Tensor | None) -> Tensor:
+    """Return what is added by position, with one more position, at which no logit is seen."""
+    if added is None:
+        heads = tail.shape[1]
+        shape = len(query), heads, query.shape[1] // heads * query.shape[2], old.length
+        added = query.new_zeros(shape, dtype=torch.float32)
+    return functional.pad(added, (0, 1), value=NEVER)
 
 
 def all_seen(older: Tensor, old: CodedParts) -> bool:

@@ -21,7 +21,7 @@ from ..tally import LayerReading
 from .code_prompt import code_prompt
 from .coded import CodedTokens
 from .parts import Received
-from .saved_row import CODED_FIELDS, DIVERGENCE, ORIGIN, RowCheck, divergence_of
+from .saved_row import CODED_FIELDS, MORE_FIELDS, RowCheck, divergence_of
 from .short import why_dense
 
 #: Largest number that can be coded: products of a query and a key must stay in the range of float32.
@@ -51,7 +51,7 @@ class CodedMaker(StoreMaker):
         rows = {name: tensor for name, tensor in tensors.items() if name.startswith("rows.")}
         others = {name: tensor for name, tensor in tensors.items() if name not in rows}
         optional = tuple(name for name in ("positions", "received") if name in others)
-        check.names(about, {"length", *CODED_FIELDS, *({ORIGIN, DIVERGENCE} & about.keys())}, others, optional)
+        check.names(about, {"length", *CODED_FIELDS, *(MORE_FIELDS & about.keys())}, others, optional)
         (batch, heads, recent, width), depth = tail.keys.shape, tail.values.shape[3]
         coded = isinstance(about["rows"], list) and any(about["rows"])  # else no basis is needed
         bases = plan.bits.bases(plan.index, heads, rank()) if coded else None

@@ -8,12 +8,13 @@ Source: StreamingLLM (arXiv 2309.17453) for sink tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ...._util.arrays import to_device
 from ....kernels.cache.coded.table import CodedSequence, CodesTable, table_of, units_of
@@ -21,7 +22,7 @@ from ...bases.basis import Basis
 from ...bases.rotary import RotaryMean, positions_of
 from ..plan import LayerPlan
 from .again import coded_again
-from .bitplanes import append_bits, unpack_bits
+from .bitplanes import append_bits, pack_bits, unpack_bits
 from .codes import Codes
 from .room import STEP, Room
 from .segment import Segment
@@ -54,8 +55,8 @@ class CodedRow:
         ``(H,)`` float16: how much of the rotary mean is not in the codes of keys; None if nothing was taken off.
     origin : int
         Place in the sequence, padding included, whose position is 0: the first token that is no padding, as a rule.
-    tokens, waits : int
-        Number of coded tokens, and of those among them that wait.
+    tokens, waits, hidden : int
+        Number of coded tokens, of those among them that wait, and of codes that stand for no token (`Segment.hidden`).
     """
 
     segments: tuple[Segment, ...]
@@ -69,6 +70,7 @@ class CodedRow:
     origin: int = 0
     tokens: int = field(init=False)
     waits: int = field(init=False)
+    hidden: int = field(init=False)
     _table: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -78,6 +80,7 @@ class CodedRow:
         # Counted once: every step asks for them.
         object.__setattr__(self, "waits", waits)
         object.__setattr__(self, "tokens", sum(segment.tokens for segment in self.segments) + waits)
+        object.__setattr__(self, "hidden", sum(segment.hidden for segment in self.segments))
 
     def dense(self, bases: tuple[Basis, Basis] | None, columns: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return keys ``(H, length, d)`` and values ``(H, length, d_v)`` in the order of the sequence; 0 at padding.
@@ -160,6 +163,34 @@ class CodedRow:
             made.append(waiting_codes(before, moved, waiting_width(number, self.bits[number]), trellis))
         return replace(grown, waiting=(made[0], made[1]))
 
+    def cropped(self, length: int) -> CodedRow:
+        """Return its first places, padding included; tokens that waited have their codes for good."""
+        present = None if self.present is None else unpack_bits(self.present, self.length)[:length]
+        left = length if present is None else int(present.sum())
+        sinks = self.sink_keys[:, :left].clone(), self.sink_values[:, :left].clone()
+        left, segments = left - sinks[0].shape[1], []
+        for each in (*self.segments, *self._blocks()):
+            if left > 0:
+                segments.append(each.cropped(min(left, each.tokens)))
+                left -= segments[-1].tokens
+        return replace(
+            self,
+            segments=tuple(segments),
+            waiting=None,
+            sink_keys=sinks[0],
+            sink_values=sinks[1],
+            length=length,
+            present=None if present is None else pack_bits(present),
+        )
+
+    def _blocks(self) -> Iterator[Segment]:
+        """Yield the blocks that wait, as segments."""
+        heads, waiting = len(self.sink_keys), self.waiting
+        while waiting is not None and len(waiting[0].means):
+            (keys, more_keys), (values, more_values) = (codes.split(heads) for codes in waiting)
+            yield Segment.of_block(keys, values)
+            waiting = more_keys, more_values
+
     def settled(self, plan: LayerPlan, received: Tensor, bases: tuple[Basis, Basis] | None) -> CodedRow:
         """Code the oldest waiting tokens, whole blocks; `received`, of these, is as in `bits.waiting.settled`."""
         if self.waiting is None:
@@ -241,35 +272,47 @@ class CodedRow:
         found: CodesTable = known["found"]
         return found
 
-    def sequence(self, bases: tuple[Basis, Basis] | None, columns: Tensor | None = None) -> CodedSequence:
-        """Return what `grace_opt.kernels.cache.coded` reads: made once, as `table` is; parameters as in `dense`."""
+    def sequence(
+        self, bases: tuple[Basis, Basis] | None, columns: Tensor | None = None, placed: bool = False
+    ) -> CodedSequence:
+        """Return what `grace_opt.kernels.cache.coded` reads: made once, as `table` is; parameters as in `dense`.
+
+        `placed` says whether anything is added by position.
+        """
         known = self._table.get("sequence")
-        if known is None or known[0] is not bases or [part.data_ptr() for part in known[1]] != known[2]:
+        if (
+            known is None
+            or known[0] is not bases
+            or placed > known[4]
+            or [part.data_ptr() for part in known[1]] != known[2]
+        ):
             table, dense = self.table(), (self.sink_keys, self.sink_values, *_decodes(bases))
             parts = [*self._table["first"], *(part for part in dense if part is not None)]
             known = (
                 bases,
                 parts,
                 [part.data_ptr() for part in parts],
-                CodedSequence(table, *dense, self._coded_positions(bases, columns)),
+                CodedSequence(table, *dense, self._coded_positions(columns) if placed else None),
+                placed,
             )
             self._table["sequence"] = known
         found: CodedSequence = known[3]
         return found
 
-    def _coded_positions(self, bases: tuple[Basis, Basis] | None, columns: Tensor | None) -> Tensor | None:
-        """Return the position of every coded token, in the order of `table`, ``(H, T)``; None if none is asked for."""
-        if bases is None or bases[0].rotary is None or not self.segments:
+    def _coded_positions(self, columns: Tensor | None) -> Tensor | None:
+        """Return the position of every coded token, in the order of `table`, ``(H, T)``: `length` of hidden ones."""
+        if not self.segments:
             return None
         if "positions" not in self._table:
             sinks = self.sink_keys.shape[1]
             every = to_device(self.positions(columns)[..., sinks:], self.sink_keys.device)
             every, parts, first = every.expand(len(self.sink_keys), -1), [], 0
             for segment in self.segments:
-                parts.append(every[:, first : first + segment.tokens].gather(1, segment.order()))
+                own = functional.pad(every[:, first : first + segment.tokens], (0, segment.hidden), value=self.length)
+                parts.append(own.gather(1, segment.order()))
                 first += segment.tokens
             found = torch.cat([*parts, every[:, first:]], dim=1)
-            small = columns is None and self.length <= torch.iinfo(torch.int16).max
+            small = columns is None and self.length < torch.iinfo(torch.int16).max
             self._table["positions"] = found.to(torch.int16 if small else torch.int32).contiguous()
         positions: Tensor = self._table["positions"]
         return positions

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,10 +26,9 @@ from .segment import Segment
 Require = Callable[[bool, str], None]
 #: What the metadata say about the coded tokens of a layer, beside their ``length``.
 CODED_FIELDS = ("rows", "waiting", "block", "bits", "stored", "sequences")
-#: One more, if there is padding: the place of each row whose position is 0.
-ORIGIN = "origin"
-#: Another, where it was measured: the three numbers of the prompt's `Divergence`.
-DIVERGENCE = "divergence"
+#: More, if there is padding: the place of each row whose position is 0; where it was measured, the three numbers of the
+#: prompt's `Divergence`; and where the sequence was cropped, how many tokens of each segment of each row are hidden.
+MORE_FIELDS = {ORIGIN := "origin", DIVERGENCE := "divergence", HIDDEN := "hidden"}
 _OF_CODES = ("levels", "means", "scales", "unit")
 _SINKS = ("sink_keys", "sink_values")
 
@@ -52,7 +51,11 @@ def taken_apart(
         tensors["positions"] = positions
     numbers = {id(row): number for number, row in enumerate(rows)}
     waiting = [0 if row.waiting is None else row.waiting[0].counts[0] for row in rows]
-    said = {} if not any(row.origin for row in rows) else {ORIGIN: [row.origin for row in rows]}
+    said: dict[str, Any] = {}
+    if any(row.origin for row in rows):
+        said[ORIGIN] = [row.origin for row in rows]
+    if any(row.hidden for row in rows):
+        said[HIDDEN] = [[segment.hidden for segment in row.segments] for row in rows]
     return tensors, said | {
         "rows": [[list(segment.keys.counts) for segment in row.segments] for row in rows],
         "waiting": [row.waits for row in rows],
@@ -126,6 +129,9 @@ class RowCheck:
         origins = said.get(ORIGIN, [0] * len(counts))
         fits = isinstance(origins, list) and len(origins) == len(counts) and all(_at_least(each, 0) for each in origins)
         self.require(fits, f"{ORIGIN}={origins!r} are not the places of {len(counts)} rows that have position 0")
+        hidden = said.get(HIDDEN, [[0] * len(row) for row in counts])
+        fits = isinstance(hidden, list) and len(hidden) == len(counts) and all(map(_are_fewer, hidden, counts))
+        self.require(fits, f"{HIDDEN}={hidden!r} are not numbers of tokens, each fewer than in its segment")
         self.require(_at_least(stored, 1), f"stored={stored!r} is not a number of tokens")
         used = list(range(len(counts)))
         fits = isinstance(sequences, list) and all(_at_least(each, 0) for each in sequences)
@@ -141,7 +147,7 @@ class RowCheck:
             self._row(
                 f"row {number}",
                 parts[number],
-                _Row(counts[number], waiting[number], block, tuple(bits[number]), origins[number]),
+                _Row(counts[number], hidden[number], waiting[number], block, tuple(bits[number]), origins[number]),
                 stored,
             )
             for number in used
@@ -164,8 +170,10 @@ class RowCheck:
         sinks = parts["sink_keys"].shape[1]
         self.require(parts["sink_values"].shape[1] == sinks, f"{where} differs in its sink tokens of keys and values")
         segments = tuple(
-            self._segment(f"{where}.segments.{number}", _under(f"segments.{number}.", parts), counts)
-            for number, counts in enumerate(said.segments)
+            replace(
+                self._segment(f"{where}.segments.{number}", _under(f"segments.{number}.", parts), counts), hidden=own
+            )
+            for number, (counts, own) in enumerate(zip(said.segments, said.hidden, strict=True))
         )
         waiting = None
         if said.waiting:
@@ -239,9 +247,11 @@ class RowCheck:
 
 @dataclass(frozen=True)
 class _Row:
-    """What the metadata say of a row: tokens of each class of each segment; waiting tokens, blocks; bits; origin."""
+    """What the metadata say of a row: tokens of each class of each segment, and how many of these are hidden; waiting
+    tokens, blocks; bits; origin."""
 
     segments: Sequence[Sequence[int]]
+    hidden: Sequence[int]
     waiting: int
     block: int
     bits: tuple[float, float]
@@ -263,6 +273,11 @@ def _bytes(bits: int) -> int:
 
 def _is_counts(value: Any) -> bool:
     return isinstance(value, list) and 0 < len(value) <= len(FRACTIONS) and all(_at_least(each, 1) for each in value)
+
+
+def _are_fewer(hidden: Any, counts: Sequence[Sequence[int]]) -> bool:
+    fits = isinstance(hidden, list) and len(hidden) == len(counts)
+    return fits and all(_at_least(own, 0) and own < sum(of) for own, of in zip(hidden, counts, strict=True))
 
 
 def _is_bits(value: Any) -> bool:

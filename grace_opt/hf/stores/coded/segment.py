@@ -34,25 +34,45 @@ class Segment:
     weights : Tensor or None
         ``(2, H, C)`` float32: how much an error in a key, and in a value, of each class counts; kept where tokens may
         be coded again. None: all alike.
+    hidden : int
+        How many of the newest are no tokens of the sequence any more: it was cropped. Their codes go with the last of
+        the others, as a class has its tokens side by side.
     """
 
     keys: Codes
     values: Codes
     classes: Tensor
     weights: Tensor | None = None
+    hidden: int = 0
+
+    @classmethod
+    def of_block(cls, keys: Codes, values: Codes) -> Segment:
+        """Return a segment of one class."""
+        tokens = sum(keys.counts)
+        classes = keys.levels.new_zeros(CLASS_BITS, len(keys.means), -(-tokens // PER_BYTE))
+        return cls(keys, values, classes)
+
+    @property
+    def coded(self) -> int:
+        """Number of tokens that have codes."""
+        return sum(self.keys.counts)
 
     @property
     def tokens(self) -> int:
-        """Number of tokens."""
-        return sum(self.keys.counts)
+        """Number of tokens of the sequence."""
+        return self.coded - self.hidden
+
+    def cropped(self, tokens: int) -> Segment:
+        """Return its first tokens, at least one."""
+        return replace(self, hidden=self.coded - tokens)
 
     def order(self) -> Tensor:
-        """Return the token at each coded place, ``(H, T)``: by class, then as in the sequence."""
+        """Return the token at each coded place, ``(H, T)``: by class, then as in the sequence; hidden ones as well."""
         return self.token_classes().argsort(dim=-1, stable=True)
 
     def token_classes(self) -> Tensor:
-        """Return the class of each token, ``(H, T)`` int64, in the order of the sequence."""
-        planes = unpack_bits(self.classes, self.tokens)
+        """Return the class of each token that has codes, ``(H, T)`` int64, in the order of the sequence."""
+        planes = unpack_bits(self.classes, self.coded)
         return (planes[0] | planes[1] << 1).long()
 
     def coordinates(self) -> tuple[Tensor, Tensor]:
@@ -61,7 +81,7 @@ class Segment:
         return keys, values
 
     def _in_sequence(self, *coded: Tensor) -> list[Tensor]:
-        places = self.order().argsort(-1)[..., None]
+        places = self.order().argsort(-1)[:, : self.tokens, None]
         return [each.gather(1, places.expand(-1, -1, each.shape[-1])) for each in coded]
 
     def tensors(self) -> dict[str, Tensor]:
