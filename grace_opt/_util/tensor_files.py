@@ -61,8 +61,11 @@ class TensorFormat:
         metadata = {"format": self.format, "version": self.version, "about": json.dumps(dict(about), sort_keys=True)}
         write_tensors(path, owned, {**metadata, "digest": digest(owned, metadata)}, self.error)
 
-    def read(self, path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Read the values and the tensors, on the CPU; raises this format's error if the file is wrong."""
+    def read(self, path: str | os.PathLike[str], mapped: bool = False) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Read the values and the tensors, on the CPU; raises this format's error if the file is wrong.
+
+        If `mapped`, the tensors are the file itself, which nobody may write to from then on; it may be removed.
+        """
         path = path_text(path)
         unreadable = f"{path} cannot be read as {self.what} (truncated or not safetensors)"
         try:
@@ -80,8 +83,9 @@ class TensorFormat:
                         f"{path} has format version {metadata.get('version')!r}; this grace_opt reads "
                         f"{' and '.join(map(repr, readable))}: update grace_opt, or save it again."
                     )
-                # Copied: they would be the file itself, which somebody may write to later.
-                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if not mapped:
+                tensors = {name: tensor.clone() for name, tensor in tensors.items()}
             if metadata.pop("digest", None) != digest(tensors, metadata):
                 raise self.error(
                     f"{path} was changed after it was saved, or damaged: its digest differs, so it cannot be trusted. "

@@ -34,6 +34,8 @@ from .bases.calibrated import CalibratedBasis  # noqa: E402
 from .engine.attach import Attached, attach  # noqa: E402
 from .engine.attention import register_attention  # noqa: E402
 from .engine.cache import CompressedCache  # noqa: E402
+from .engine.kept_prompts import read_prompt  # noqa: E402
+from .engine.prompt_store import PromptStore  # noqa: E402
 from .engine.report import MemoryReport  # noqa: E402
 from .evict.eviction import H2O, PyramidKV, SnapKV, StreamingLLM  # noqa: E402
 from .evict.graph_eviction import GraphEviction  # noqa: E402
@@ -67,6 +69,7 @@ __all__ = [
     "LayerLosses",
     "LayerReading",
     "MemoryReport",
+    "PromptStore",
     "PyramidKV",
     "Quantize",
     "ReadReport",
@@ -78,6 +81,7 @@ __all__ = [
     "calibrate",
     "capture_attention",
     "learn_masks",
+    "read_prompt",
     "tune",
 ]
 

@@ -33,7 +33,9 @@ from ..models.implementation import ImplementationOverride, base_for
 from ..settings.config import CacheConfig, CacheSetting
 from .cache import CompressedCache
 from .given_cache import GivenCache, record_past
+from .kept_prompts import KeptPrompts
 from .prompt import NO_TOKENS
+from .prompt_store import PromptStore
 from .running_calls import RunningCalls
 
 
@@ -46,16 +48,29 @@ class Attached(ContextDecorator):
         The model whose ``generate`` gets caches.
     arguments : mapping
         Those of `CompressedCache`, for each of these caches.
+    prompts : PromptStore or path, optional
+        Where what prompts begin with is looked for, and kept.
     """
 
     _used = True  # until the constructor has finished
     hook: GenerateHook | None = None
 
-    def __init__(self, model: PreTrainedModel, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        arguments: Mapping[str, Any],
+        prompts: PromptStore | str | os.PathLike[str] | None = None,
+    ) -> None:
         self._model, self._line = model, users_line()
         first = CompressedCache(model, **arguments)  # report wrong arguments now, and say what there is to say once
         others = {name: arguments[name] for name in ("provider", "masks", "store", "offloading") if name in arguments}
         self._arguments = {**others, "config": first.config}
+        if prompts is not None and others:
+            raise OptionError(
+                f"{next(iter(others))}= and prompts=: what a stored prompt was made with must be known by name; leave "
+                "out one of them"
+            )
+        self._prompts = None if prompts is None else KeptPrompts(prompts, model, first.config)
         self._override: ImplementationOverride | None = None
         self._calls = RunningCalls()
         self._opening = threading.RLock()
@@ -116,9 +131,14 @@ class Attached(ContextDecorator):
                 )
         if kwargs.get("cache_implementation") is not None:
             raise OptionError("attach() already gives generate() a cache; leave out cache_implementation")
+        kept: Tensor | None = None
         if given is None and self._uses_cache(args, kwargs):
-            given = kwargs["past_key_values"] = self._of_thread.cache = self._latest = self.new_cache()
-            if length:
+            given = self.new_cache()
+            if self._prompts is not None:
+                kept = self._kept_tokens(args, kwargs)
+                given = given if kept is None else self._prompts.fill(given, kept, self._rows(args, kwargs))
+            kwargs["past_key_values"] = self._of_thread.cache = self._latest = given
+            if length and not given.get_seq_length():
                 given.declare_prompt(length, self._new_tokens(length, args, kwargs))
         elif isinstance(given, CompressedCache) and given.is_dense and length and length > given.get_seq_length():
             # The turns before this one were too short to prune.
@@ -130,13 +150,27 @@ class Attached(ContextDecorator):
         args, kwargs = self._without_implementation(args, kwargs)
         if self._is_assisted(args, kwargs):
             record_past(given)
-        following = GivenCache(self._model, given, length, (length or 0) - (_count(*_ids(args, kwargs)) or 0))
+        unsaid, held = (length or 0) - (_count(*_ids(args, kwargs)) or 0), given.get_seq_length()
+        following = GivenCache(self._model, given, length, unsaid, keeps_prompt=kept is not None)
         with following.followed():
             output = plain(*args, **kwargs)
+        if self._prompts is not None and kept is not None:
+            self._prompts.keep_past(following, kept, held, self._rows(args, kwargs))
         own = getattr(plain, "__func__", None) is GenerationMixin.generate and not kwargs.get("custom_generate")
         if left_out := following.check(output, whole=own):
             warn(left_out)
         return output
+
+    def _kept_tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """Return the tokens of this generate()'s prompts, if these are nothing else."""
+        assert self._prompts is not None
+        ids = next((each for each in _ids(args, kwargs) if isinstance(each, Tensor)), None)
+        return ids if self._prompts.usable(kwargs, ids) else None
+
+    def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        """Return how many sequences this generate() makes of each prompt."""
+        names = "num_beams", "num_return_sequences"
+        return max(int(kwargs.get(name) or self._configured(name, args, kwargs) or 1) for name in names)
 
     def _say_foreign(self, given: object) -> None:
         """Warn, once in this block, that a call has a cache which is not ours."""
@@ -267,7 +301,7 @@ class Attached(ContextDecorator):
 
     def _recreate_cm(self) -> Attached:
         """Return a new block for every call of a function decorated with this one."""
-        return Attached(self._model, self._arguments)
+        return Attached(self._model, self._arguments, None if self._prompts is None else self._prompts.store)
 
     def __call__(self, func: Any) -> Any:
         self._used = True
@@ -293,6 +327,8 @@ def attach(
     model: PreTrainedModel,
     setting: CacheSetting | str | MethodOptions | None = None,
     ratio: float | Sequence[float] | None = None,
+    *,
+    prompts: PromptStore | str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> Attached:
     """Give every ``model.generate`` inside a ``with`` block a smaller cache: by default one with ``bits=2.25``.
@@ -305,6 +341,9 @@ def attach(
         As in `CompressedCache`: one object such as ``Bits(2.25)`` or ``Channels(0.3)``, and others by name, as in
         ``attach(model, Bits(2.25), evict=SnapKV(0.5))``; but without ``prompt_length``, which each call sets.
         ``config="cache.json"`` takes all settings from a file of ``grace-opt tune``.
+    prompts : PromptStore or path, optional
+        A folder of compressed prompts: what a prompt begins with is taken from there, and not read again; what was new
+        goes there.
 
     Returns
     -------
@@ -345,7 +384,7 @@ def attach(
         )
     if isinstance(settings.get("config"), str | os.PathLike):  # once, not for every prompt
         settings["config"] = CacheConfig.from_json(settings["config"], found)
-    return Attached(found, {"setting": setting, "ratio": ratio, **settings})
+    return Attached(found, {"setting": setting, "ratio": ratio, **settings}, prompts)
 
 
 def _configuration(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -52,7 +52,7 @@ from .kl_by_bits import within_kl
 from .layer import PrunedKeyLayer
 from .mask_source import forgotten_source, no_source, settings_of
 from .report import MemoryReport, measure
-from .saving import load_about, restore_layers, save_layers
+from .saving import Tokens, load_about, restore_layers, save_layers
 
 
 class CompressedCache(Cache):
@@ -468,11 +468,18 @@ class CompressedCache(Cache):
         """Whether nothing has been pruned yet."""
         return all(layer.compressed is None for layer in self._pruned_layers())
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, tokens: Tokens | None = None) -> None:
         """Write all that is cached to a safetensors file, for `load` in another process.
 
         The file is written atomically: a crash never leaves half of it. A cache made from the model, not from its
         configuration, also records which weights the keys came from.
+
+        Parameters
+        ----------
+        path : path
+            The file.
+        tokens : array (n,) of int64, optional
+            What the cache has read, by which a `PromptStore` finds it.
 
         Raises
         ------
@@ -489,7 +496,7 @@ class CompressedCache(Cache):
         }
         if self._stored_by is not None:
             about["store"] = self._stored_by
-        save_layers(path, self.layers, about)
+        save_layers(path, self.layers, about, tokens)
 
     @classmethod
     def load(
@@ -502,6 +509,7 @@ class CompressedCache(Cache):
         store: StoreMaker | None = None,
         basis: str | os.PathLike[str] | None = None,
         max_bytes: int | str | None = None,
+        mapped: bool = False,
     ) -> CompressedCache:
         """Read a cache that `save` wrote, bit for bit.
 
@@ -522,6 +530,9 @@ class CompressedCache(Cache):
         max_bytes : int or str, optional
             For a coded cache: from now on, what it never exceeds, in place of the budget that it was made with. It is
             coded again where that takes fewer bits.
+        mapped : bool
+            Use what is stored where it lies in the file, without a copy, as long as the cache lives. The file may be
+            removed meanwhile, but not be written to.
 
         Raises
         ------
@@ -531,7 +542,7 @@ class CompressedCache(Cache):
         """
         if not isinstance(model, PreTrainedConfig):
             model = unwrap_model(model, "CompressedCache")
-        about, tensors = load_about(path)
+        about, tensors = load_about(path, mapped)
         _check_saved_for(path, about["fingerprint"], model)
         config = _saved_config(path, about["pruning"], basis, max_bytes)
         stored_by, here = about.get("store"), None if store is None else name_of(store)

@@ -11,7 +11,7 @@ Source: ``prepare_inputs_for_generation`` in transformers' ``models/phi3/modelin
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from ..models.method_hook import LOCK, MethodHook
 from .cache import CompressedCache
+from .in_step import undo_of
 from .layer import PrunedKeyLayer
 
 _LIMIT = "original_max_position_embeddings"
@@ -38,11 +39,23 @@ class GivenCache:
         Number of tokens of the input, those of the cache included; None if only ``generate`` can know it.
     unsaid : int
         How many of them are embeddings, which ``generate`` does not return.
+    keeps_prompt : bool
+        Whether it can be given back, at the end, what it held when the prompt was over.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: CompressedCache, length: int | None, unsaid: int = 0) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: CompressedCache,
+        length: int | None,
+        unsaid: int = 0,
+        keeps_prompt: bool = False,
+    ) -> None:
+        self.keeps_prompt = keeps_prompt
         self.cache, self._model, self._length, self._unsaid = cache, model, length, unsaid
         self._hook: PrepareHook | None = None
+        #: Gives the layers back what they held when the prompt was over; None if they never held it alone.
+        self.at_prompt: Callable[[], None] | None = None
         #: Where the model has dropped the cache for good: how many tokens it has read since, and how many there were.
         self._dropped: tuple[int, int] | None = None
 
@@ -68,6 +81,11 @@ class GivenCache:
                 self._hook.given[:] = [each for each in self._hook.given if each is not self]
                 if not self._hook.given:
                     self._hook.remove()
+
+    def note_prompt(self) -> None:
+        """Remember the layers if they hold the prompt, and nothing else; called before each step, and at the end."""
+        if self.at_prompt is None and self.cache.get_seq_length() == self._length:
+            self.at_prompt = undo_of(self.cache.layers)
 
     def hand_back(self, step: dict[str, Any], ids: Tensor, mask: Tensor | None) -> None:
         """Put the cache back into a step that the model has prepared without it, if the whole text is read again.
@@ -151,9 +169,11 @@ class PrepareHook(MethodHook):
         self.given: list[GivenCache] = []
 
     def __call__(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        step = self._plain(input_ids, *args, **kwargs)
         cache = kwargs.get("past_key_values")
         mine = next((each for each in tuple(self.given) if each.cache is cache), None)
+        if mine is not None and mine.keeps_prompt:
+            mine.note_prompt()
+        step = self._plain(input_ids, *args, **kwargs)
         if mine is not None and step.get("past_key_values") is None:
             mine.hand_back(step, input_ids, kwargs.get("attention_mask"))
         return step

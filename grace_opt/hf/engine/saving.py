@@ -13,6 +13,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
@@ -26,10 +28,17 @@ from .layer import PrunedKeyLayer
 from .saved_layer import SavedLayer
 
 FILE_FORMAT = TensorFormat("grace_opt.pruned_key_cache", "2", "a saved cache", CacheError, older=("1",))
+Tokens = npt.NDArray[np.int64]
 CHOSEN_BY = ("method", "provider or masks")
 
 
-def save_layers(path: str | os.PathLike[str], layers: list[Any], about: Mapping[str, Any]) -> None:
+#: Name of the prompt's tokens among a file's tensors, where they are known.
+TOKENS = "tokens"
+
+
+def save_layers(
+    path: str | os.PathLike[str], layers: list[Any], about: Mapping[str, Any], tokens: Tokens | None = None
+) -> None:
     """Write the layers of a cache.
 
     Parameters
@@ -40,8 +49,10 @@ def save_layers(path: str | os.PathLike[str], layers: list[Any], about: Mapping[
         All layers of the cache.
     about : mapping
         Values for JSON, which `load_about` returns again.
+    tokens : array (n,), optional
+        What it was made of, for a `PromptStore`.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {} if tokens is None else {TOKENS: torch.from_numpy(tokens)}
     described = []
     for number, layer in enumerate(layers):
         parts, description = _taken_apart(number, layer)
@@ -50,15 +61,22 @@ def save_layers(path: str | os.PathLike[str], layers: list[Any], about: Mapping[
     FILE_FORMAT.write(path, tensors, {**about, "layers": described})
 
 
-def load_about(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read what `save_layers` wrote: the metadata, and the tensors on the CPU.
+def load_about(path: str | os.PathLike[str], mapped: bool = False) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read what `save_layers` wrote: the metadata, and the layers' tensors on the CPU.
+
+    Parameters
+    ----------
+    path : path
+    mapped : bool
+        Whether the tensors are the file itself, or copies.
 
     Raises
     ------
     CacheError
         If the file is missing, truncated, changed, of another kind, or of a later version.
     """
-    about, tensors = FILE_FORMAT.read(path)
+    about, tensors = FILE_FORMAT.read(path, mapped)
+    tensors.pop(TOKENS, None)
     kinds = {
         "fingerprint": is_fingerprint,
         "pruning": _is_dict,
