@@ -25,7 +25,7 @@ from ..._util.files import make_folder, os_error_advice, path_text
 from ..._util.sizes import byte_count
 from ..._util.warning import warn
 from ...errors import CacheError
-from .saving import TOKENS, Tokens
+from .saving import FILE_FORMAT, TOKENS, Tokens
 
 #: What is read of a stored prompt is at least this share of it, as the codes of the rest take memory all the same.
 LEAST_SHARE = 0.5
@@ -155,7 +155,7 @@ class PromptStore:
         path = folder / f"{hashlib.sha256(tokens.tobytes()).hexdigest()[:32]}{_SUFFIX}"
         try:
             _private_folder(folder)
-            if path.exists():
+            if self._tokens(path) is not None and path.exists():
                 os.utime(path)
                 return path
             write(path)
@@ -182,17 +182,17 @@ class PromptStore:
         with suppress(OSError):  # somebody else was faster, or has it open on Windows: it goes the next time
             path.unlink()
 
-    def verify(self, is_whole: Callable[[Path], bool]) -> list[Path]:
-        """Remove the files that are damaged, and return them.
-
-        Parameters
-        ----------
-        is_whole : callable
-            Says whether a file is as it was written.
-        """
-        damaged = [path for path in self._files() if self._kept(path) is None or not is_whole(path)]
-        for path in damaged:
-            self.drop(path)
+    def verify(self) -> list[Path]:
+        """Read all files, remove those that are not as they were written, and return these."""
+        damaged = []
+        for path in self._files():
+            try:
+                _, tensors = FILE_FORMAT.read(path, mapped=True)
+            except CacheError:
+                tensors = {}
+            if TOKENS not in tensors and path.exists():
+                damaged.append(path)
+                self.drop(path)
         return damaged
 
     def clear(self) -> int:
