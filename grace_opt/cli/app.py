@@ -20,7 +20,7 @@ from .._util.files import NO_SPACE_ERRORS
 from .._util.loading import end_loading
 from .._util.terminal import escape_path, use_ascii_fallback
 from ..errors import OptionError
-from . import calibration_commands, instance_commands, model_commands
+from . import calibration_commands, instance_commands, model_commands, prompt_commands
 from .common import EXIT_CODES, AsJson, Exit, console, errors, errors_as_exit_codes, print_json
 
 app = typer.Typer(
@@ -137,6 +137,7 @@ app.command()(instance_commands.generate)
 app.command()(model_commands.demo)
 app.command(epilog=model_commands.TUNE_EXIT_CODES)(model_commands.tune)
 app.add_typer(calibration_commands.group, name="calibrate")
+app.add_typer(prompt_commands.group, name="prompts")
 for old, new in (("basis", "calibrate basis"), ("layers", "calibrate budgets")):
     app.command(name=old, hidden=True, add_help_option=False, context_settings=_ANYTHING)(_moved(old, new))
 app.command(

@@ -28,16 +28,15 @@ def load(name: str) -> tuple[Any, Any]:
     return load_model(str(POCKET_FOLDER) if name == "pocket" else name)
 
 
-def read_text(path: Path) -> str:
-    """Return a text, or raise OptionError."""
+def read_text(path: Path, option: str = "--text ") -> str:
+    """Return the text of a file that is given after an option, or raise OptionError."""
     if path.is_dir():  # an empty name is the folder that one is in
-        raise OptionError(
-            f"--text {path} is a folder; give a text file in UTF-8, and --text again for each further one."
-        )
+        again = f", and {option}again for each further one" if option else ""
+        raise OptionError(f"{option}{path} is a folder; give a text file in UTF-8{again}.")
     try:
         text = path.read_text(encoding=TEXT)
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a null character in the name
-        raise OptionError(f"--text {path} cannot be read: {error}; give a text file in UTF-8.") from None
+        raise OptionError(f"{option}{path} cannot be read: {error}; give a text file in UTF-8.") from None
     if not text.strip():
-        raise OptionError(f"--text {path} is empty; leave it out, or give another file.")
+        raise OptionError(f"{option}{path} is empty; leave it out, or give another file.")
     return text
