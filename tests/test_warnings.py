@@ -31,7 +31,7 @@ from grace_opt import registry
 from grace_opt._util import warning
 from grace_opt._util.warning import users_line, warn
 from grace_opt.errors import CalibrationError
-from grace_opt.hf import attach, calibrate, learn_masks
+from grace_opt.hf import PromptStore, attach, calibrate, learn_masks, read_prompt
 from grace_opt.hf.bases import at_hand
 from grace_opt.hf.bases.calibrated import CalibratedBasis
 from grace_opt.hf.models import POCKET_BASIS, POCKET_FOLDER, load_model, load_pocket
@@ -186,6 +186,30 @@ def a_cache_of_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
     model = pocket()[0]
     with attach(model, ratio=0.3):
         model.generate(**few(50), past_key_values=DynamicCache(config=model.config))  # here
+
+
+@of("hf/engine/kept_prompts.py:fill")
+def a_stored_prompt_that_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, store = pocket()[0], PromptStore(tempfile.mkdtemp())
+    read_prompt(model, few(300)["input_ids"], store, bits=3, basis=POCKET_BASIS)
+    path = store.prompts()[0].path
+    path.write_bytes(path.read_bytes()[:-1])
+    with attach(model, bits=3, basis=POCKET_BASIS, prompts=store):
+        model.generate(**few(300))  # here
+
+
+@of("hf/engine/kept_prompts.py:_say")
+def a_prompt_that_is_more_than_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = pocket()[0]
+    with attach(model, bits=3, basis=POCKET_BASIS, prompts=PromptStore(tempfile.mkdtemp())):
+        model.generate(**few(300), position_ids=torch.arange(300)[None])  # here
+
+
+@of("hf/engine/prompt_store.py:_say")
+def a_prompt_that_is_too_large_for_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = pocket()[0]
+    with attach(model, bits=3, basis=POCKET_BASIS, prompts=PromptStore(tempfile.mkdtemp(), max_bytes=1)):
+        model.generate(**few(300))  # here
 
 
 @of("hf/engine/attach.py:__del__")
