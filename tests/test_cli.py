@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -493,3 +495,46 @@ def test_bases_are_listed_with_and_without_the_name_of_their_command(run, tmp_pa
     refused = run("calibrate", "--list", "budgets", "pocket", "-o", "x.safetensors")
     assert refused.exit_code == 2
     assert "write --list and --clear after budgets, or without it" in refused.output
+
+
+def test_prompts_are_added_listed_verified_and_cleared(run, tmp_path):
+    text, folder = tmp_path / "manual.txt", tmp_path / "prompts"
+    text.write_text("the quiet river runs past a late singer , and the mill stands . " * 30, encoding="utf-8")
+    given = "--folder", folder
+    added = run("prompts", "add", "pocket", text, *given)
+    assert added.exit_code == 0, added.output
+    assert re.search(r"manual\.txt: 4\d\d tokens, 0\.\d MiB", added.output.replace("\n", ""))
+    assert run("prompts", "add", "pocket", text, text, *given).exit_code == 0  # there already
+    listed = run("prompts", "list", *given)
+    assert re.search(r"llama-[0-9a-f]{32} +4\d\d", listed.output)
+    assert "1 prompt, " in listed.output
+    assert "1 prompt as written" in run("prompts", "verify", *given).output
+    (path,) = folder.glob("*/*.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    verified = run("prompts", "verify", *given)
+    assert "it is damaged" in verified.output.replace("\n", " ")
+    assert "0 prompts as written" in verified.output
+    assert run("prompts", "add", "pocket", text, *given, "--bits", "3", "--max-bytes", "1 GB").exit_code == 0
+    assert "removed 1 prompt from" in run("prompts", "clear", *given).output
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("list", "--folder", "missing"), "there is no folder missing; write the one that prompts were stored in"),
+        (("clear", "--folder", "missing"), "there is no folder missing"),
+        (("add", "pocket", "missing.txt", "--folder", "new"), "missing.txt cannot be read"),
+        (("add", "pocket", ".", "--folder", "new"), ". is a folder; give a text file in UTF-8."),
+        (("add", "pocket", "text.txt", "--folder", "text.txt"), "it is a file"),
+        (("add", "pocket", "text.txt", "--folder", "new", "--max-bytes", "much"), "max_bytes='much': write a number"),
+        (("add", "pocket", "text.txt", "--folder", "new", "--bits", "0"), "bits=0"),
+    ],
+)
+def test_prompts_and_wrong_input(run, tmp_path, monkeypatch, given, words):
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("the quiet river " * 100, encoding="utf-8")
+    refused = run("prompts", *given)
+    assert refused.exit_code == 2
+    assert words in refused.output.replace("\n", " ")
+    assert not list(tmp_path.glob("new/*"))
