@@ -26,6 +26,7 @@ from bench import wheel
 from grace_opt.errors import CacheError
 from grace_opt.hf.bases.codebooks import EVEN_WIDTH, WIDTHS, codebook, trellis_codebook
 from grace_opt.hf.stores.coded.codes import Codes, Part, encode, stacked
+from grace_opt.hf.stores.coded.in_place import NEVER
 from grace_opt.kernels._shared.lanes import FEATURES
 from grace_opt.kernels._shared.switches import OPENMP
 from grace_opt.kernels.cache.coded import CodedSequence, forms, host
@@ -209,6 +210,8 @@ def cases(draw) -> Case:
     added = None
     if draw(st.booleans()):
         added = torch.randn(batch, heads, group * length, draw(st.integers(1, 300)))
+        if draw(st.booleans()):
+            added[..., 0] = NEVER  # the tokens there are hidden
         dtype = draw(st.sampled_from([torch.int16, torch.int32]))
         for each in sequences:
             each.positions = torch.randint(added.shape[3], (heads, each.coded)).to(dtype)

@@ -26,6 +26,7 @@ pytest.importorskip("triton")
 from grace_opt.errors import CacheError
 from grace_opt.hf.bases.codebooks import WIDTHS, codebook, trellis_codebook
 from grace_opt.hf.stores.coded.codes import Part, encode
+from grace_opt.hf.stores.coded.in_place import NEVER
 from grace_opt.kernels._shared import dispatch
 from grace_opt.kernels.cache import coded as kernels
 from grace_opt.kernels.cache.coded import gpu
@@ -255,6 +256,7 @@ def with_added(case: Case, generator: torch.Generator, dtype: torch.dtype) -> Ca
             at = torch.randint(300, (heads, count), generator=generator).to(DEVICE, dtype)
             object.__setattr__(each.sequence, "positions", at)
     added = torch.randn(batch, heads, query_heads // heads * length, 300, generator=generator)
+    added[..., :9] = NEVER  # the tokens there are hidden
     return replace(case, added=added.to(DEVICE))
 
 
