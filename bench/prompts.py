@@ -42,7 +42,7 @@ from bench.several import publish_models
 from grace_opt._util.progress import progress_bar
 from grace_opt.errors import CacheError
 from grace_opt.hf import CompressedCache, PromptStore, attach, attention_implementation, read_prompt
-from grace_opt.hf.engine.kept_prompts import KeptPrompts
+from grace_opt.hf.engine.kept_prompts import GivenPrompts, KeptPrompts
 from grace_opt.hf.models import load_pocket
 
 BITS = 2.25
@@ -115,7 +115,7 @@ def measure_prompt(
             own = copy.deepcopy(cache)  # not counted: what is asked is what the question itself takes
             seconds[TURN].append(_timed(compressed, questions[number], past_key_values=own))
             new = KeptPrompts(PromptStore(folder / f"new {number}"), model, cache.config)
-            seconds["storing"].append(_timed(new.keep, cache, ids[:, :prompt], 0))
+            seconds["storing"].append(_timed(new.keep, cache, GivenPrompts([ids[0, :prompt].numpy()], [0]), 0))
             advance()
         alike = 0
         for text in questions:

@@ -147,7 +147,6 @@ def test_what_is_stored_is_what_the_cache_held_when_the_prompt_was_over(model, s
 
 def test_beams_and_rows_begin_with_it(model, store):
     read_prompt(model, MANUAL, store, bits=3)
-    (alone,), _ = answers(model, store, QUESTIONS[:1], bits=3)
     (beams,), held = answers(model, store, QUESTIONS[:1], bits=3, num_beams=2)
     assert held == [PROMPT]
     with attach(model, bits=3) as attached, torch.no_grad():
@@ -156,9 +155,45 @@ def test_beams_and_rows_begin_with_it(model, store):
         cache.reorder_cache(torch.tensor([0, 0]))
         expected = model.generate(QUESTIONS[0], past_key_values=cache, **{**GENERATE, "num_beams": 2})
     assert torch.equal(beams, expected)
-    (both,), held = answers(model, store, [torch.cat(QUESTIONS[:2])], bits=3)
-    assert held == [PROMPT]
-    assert torch.equal(both[:1], alone)
+    with attach(model, bits=3, prompts=store) as attached:
+        several = model.generate(QUESTIONS[0], **{**GENERATE, "num_return_sequences": 2, "do_sample": True})
+    assert len(several) == 2
+    assert attached.cache.layers[0].rows == 2
+
+
+@pytest.mark.parametrize("settings", [{"bits": 3}, {"bits": 3, "basis": "none"}])
+def test_rows_find_theirs(model, store, settings):
+    """Of different lengths, in prompts of different lengths: each is what it is alone, begun at the same place."""
+    other, stored = tokens(333, 9), {}
+    texts = [QUESTIONS[0], torch.cat([other, tokens(25, 10)], 1), QUESTIONS[1][:, : PROMPT + 5]]
+    for each in (QUESTIONS[2], other):
+        stored[len(each[0])] = read_prompt(model, each, store, **settings)
+    longest = max(each.shape[1] for each in texts)
+    padding = [longest - each.shape[1] for each in texts]
+    ids = torch.cat([torch.nn.functional.pad(each, (first, 0)) for each, first in zip(texts, padding, strict=True)])
+    mask = (torch.arange(longest) >= torch.tensor(padding)[:, None]).long()
+    with attach(model, **settings, prompts=store) as attached, pytest.MonkeyPatch.context() as patch:
+        begun, real = [], CompressedCache.update
+
+        def noted(self, keys, *given, **named):
+            begun.append((self.get_seq_length(), keys.shape[2]))
+            return real(self, keys, *given, **named)
+
+        patch.setattr(CompressedCache, "update", noted)
+        found = model.generate(ids, attention_mask=mask, **{**GENERATE, "max_new_tokens": 20})
+        # In 301 places of the second row are its first tokens; the stores end before the recent windows.
+        places = min(first + length for first, length in zip(padding, (PROMPT, 333 - 32, PROMPT), strict=True))
+        assert begun[0] == (places, longest - places)
+        assert attached.cache.memory_report().bits > 3
+        beams = model.generate(ids, attention_mask=mask, num_beams=2, **{**GENERATE, "max_new_tokens": 5})
+    assert len(beams) == 3
+    assert len(store.prompts()) == 2
+    for row, (text, first) in enumerate(zip(texts, padding, strict=True)):
+        cache = copy.deepcopy(stored[333 if row == 1 else PROMPT + QUESTION])
+        cache.crop(places - first - cache.get_seq_length())
+        with attach(model, **settings):
+            alone = model.generate(text, past_key_values=cache, **{**GENERATE, "max_new_tokens": 20})
+        assert torch.equal(found[row, first:], alone[0])
 
 
 def test_rows_are_stored_apart_and_padded_ones_not(model, store):

@@ -33,7 +33,7 @@ from ..models.implementation import ImplementationOverride, base_for
 from ..settings.config import CacheConfig, CacheSetting
 from .cache import CompressedCache
 from .given_cache import GivenCache, record_past
-from .kept_prompts import KeptPrompts
+from .kept_prompts import GivenPrompts, KeptPrompts
 from .prompt import NO_TOKENS
 from .prompt_store import PromptStore
 from .running_calls import RunningCalls
@@ -131,12 +131,12 @@ class Attached(ContextDecorator):
                 )
         if kwargs.get("cache_implementation") is not None:
             raise OptionError("attach() already gives generate() a cache; leave out cache_implementation")
-        kept: Tensor | None = None
+        kept: GivenPrompts | None = None
         if given is None and self._uses_cache(args, kwargs):
             given = self.new_cache()
             if self._prompts is not None:
-                kept = self._kept_tokens(args, kwargs)
-                given = given if kept is None else self._prompts.fill(given, kept, self._rows(args, kwargs))
+                kept = self._given_prompts(self._prompts, args, kwargs)
+                given = given if kept is None else self._prompts.fill(given, kept)
             kwargs["past_key_values"] = self._of_thread.cache = self._latest = given
             if length and not given.get_seq_length():
                 given.declare_prompt(length, self._new_tokens(length, args, kwargs))
@@ -155,22 +155,25 @@ class Attached(ContextDecorator):
         with following.followed():
             output = plain(*args, **kwargs)
         if self._prompts is not None and kept is not None:
-            self._prompts.keep_past(following, kept, held, self._rows(args, kwargs))
+            self._prompts.keep_past(following, kept, held)
         own = getattr(plain, "__func__", None) is GenerationMixin.generate and not kwargs.get("custom_generate")
         if left_out := following.check(output, whole=own):
             warn(left_out)
         return output
 
-    def _kept_tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        """Return the tokens of this generate()'s prompts, if these are nothing else."""
-        assert self._prompts is not None
-        ids = next((each for each in _ids(args, kwargs) if isinstance(each, Tensor)), None)
-        return ids if self._prompts.usable(kwargs, ids) else None
+    def _given_prompts(
+        self, prompts: KeptPrompts, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> GivenPrompts | None:
+        """Return this generate()'s prompts, if a store can know them by their tokens."""
 
-    def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-        """Return how many sequences this generate() makes of each prompt."""
-        names = "num_beams", "num_return_sequences"
-        return max(int(kwargs.get(name) or self._configured(name, args, kwargs) or 1) for name in names)
+        def setting(name: str) -> Any:
+            return self._configured(name, args, kwargs) if kwargs.get(name) is None else kwargs[name]
+
+        ids = next((each for each in _ids(args, kwargs) if isinstance(each, Tensor)), None)
+        rows = max(int(setting(name) or 1) for name in ("num_beams", "num_return_sequences"))
+        pad, ends = setting("pad_token_id"), setting("eos_token_id")
+        pad = None if pad in (ends if isinstance(ends, list | tuple) else [ends]) else pad
+        return prompts.of_call(kwargs, ids, rows, pad)
 
     def _say_foreign(self, given: object) -> None:
         """Warn, once in this block, that a call has a cache which is not ours."""

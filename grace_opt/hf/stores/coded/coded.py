@@ -122,6 +122,23 @@ class CodedTokens(CodedParts):
         settled = replace(grown.settled(plan, sums[..., :coded]), received=Received(sums[..., coded:].clone()))
         return settled if plan.bits.limit is None else settled.within(plan, tokens, len(tokens.keys))
 
+    @classmethod
+    def stacked(cls, stores: Sequence[CodedTokens], lengths: Sequence[int]) -> CodedTokens:
+        """Return the first tokens of single sequences, so many of each, as a batch, padded on the left.
+
+        Raises
+        ------
+        CacheError
+            As `cropped`.
+        """
+        places, rows = max(lengths), []
+        for store, length in zip(stores, lengths, strict=True):
+            own = store if length == store.length else store.cropped(length)
+            rows.append(own.rows[0].padded(places - length))
+        unlike = [each.divergence for each in stores if each.divergence is not None]
+        most = max(unlike, key=lambda each: each.largest[1], default=None)
+        return cls(places, tuple(rows), stores[0].bases, divergence=most)
+
     @property
     def turned(self) -> bool:
         """Whether keys leave out a mean that turns with the position."""

@@ -183,6 +183,13 @@ class CodedRow:
             present=None if present is None else pack_bits(present),
         )
 
+    def padded(self, padding: int) -> CodedRow:
+        """Return it behind so much padding, of a row without any."""
+        if not padding:
+            return self
+        places = torch.arange(self.length + padding, device=self.sink_keys.device)
+        return replace(self, length=len(places), present=pack_bits(places >= padding), origin=padding)
+
     def _blocks(self) -> Iterator[Segment]:
         """Yield the blocks that wait, as segments."""
         heads, waiting = len(self.sink_keys), self.waiting
