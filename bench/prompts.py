@@ -42,7 +42,8 @@ from bench.several import publish_models
 from grace_opt._util.progress import progress_bar
 from grace_opt.errors import CacheError
 from grace_opt.hf import CompressedCache, PromptStore, attach, attention_implementation, read_prompt
-from grace_opt.hf.engine.kept_prompts import GivenPrompts, KeptPrompts
+from grace_opt.hf.engine.given_prompts import GivenPrompts
+from grace_opt.hf.engine.kept_prompts import KeptPrompts
 from grace_opt.hf.models import load_pocket
 
 BITS = 2.25

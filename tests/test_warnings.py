@@ -188,7 +188,7 @@ def a_cache_of_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
         model.generate(**few(50), past_key_values=DynamicCache(config=model.config))  # here
 
 
-@of("hf/engine/kept_prompts.py:fill")
+@of("hf/engine/kept_prompts.py:_loaded")
 def a_stored_prompt_that_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     model, store = pocket()[0], PromptStore(tempfile.mkdtemp())
     read_prompt(model, few(300)["input_ids"], store, bits=3, basis=POCKET_BASIS)
@@ -198,7 +198,7 @@ def a_stored_prompt_that_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
         model.generate(**few(300))  # here
 
 
-@of("hf/engine/kept_prompts.py:_say")
+@of("hf/engine/given_prompts.py:of_call")
 def a_prompt_that_is_more_than_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     model = pocket()[0]
     with attach(model, bits=3, basis=POCKET_BASIS, prompts=PromptStore(tempfile.mkdtemp())):

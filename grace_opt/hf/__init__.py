@@ -34,8 +34,8 @@ from .bases.calibrated import CalibratedBasis  # noqa: E402
 from .engine.attach import Attached, attach  # noqa: E402
 from .engine.attention import register_attention  # noqa: E402
 from .engine.cache import CompressedCache  # noqa: E402
-from .engine.kept_prompts import read_prompt  # noqa: E402
 from .engine.prompt_store import PromptStore  # noqa: E402
+from .engine.read_prompt import read_prompt  # noqa: E402
 from .engine.report import MemoryReport  # noqa: E402
 from .evict.eviction import H2O, PyramidKV, SnapKV, StreamingLLM  # noqa: E402
 from .evict.graph_eviction import GraphEviction  # noqa: E402

@@ -33,7 +33,8 @@ from ..models.implementation import ImplementationOverride, base_for
 from ..settings.config import CacheConfig, CacheSetting
 from .cache import CompressedCache
 from .given_cache import GivenCache, record_past
-from .kept_prompts import GivenPrompts, KeptPrompts
+from .given_prompts import GivenPrompts
+from .kept_prompts import KeptPrompts
 from .prompt import NO_TOKENS
 from .prompt_store import PromptStore
 from .running_calls import RunningCalls
@@ -135,7 +136,7 @@ class Attached(ContextDecorator):
         if given is None and self._uses_cache(args, kwargs):
             given = self.new_cache()
             if self._prompts is not None:
-                kept = self._given_prompts(self._prompts, args, kwargs)
+                kept = self._given_prompts(args, kwargs)
                 given = given if kept is None else self._prompts.fill(given, kept)
             kwargs["past_key_values"] = self._of_thread.cache = self._latest = given
             if length and not given.get_seq_length():
@@ -161,9 +162,7 @@ class Attached(ContextDecorator):
             warn(left_out)
         return output
 
-    def _given_prompts(
-        self, prompts: KeptPrompts, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> GivenPrompts | None:
+    def _given_prompts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GivenPrompts | None:
         """Return this generate()'s prompts, if a store can know them by their tokens."""
 
         def setting(name: str) -> Any:
@@ -173,7 +172,7 @@ class Attached(ContextDecorator):
         rows = max(int(setting(name) or 1) for name in ("num_beams", "num_return_sequences"))
         pad, ends = setting("pad_token_id"), setting("eos_token_id")
         pad = None if pad in (ends if isinstance(ends, list | tuple) else [ends]) else pad
-        return prompts.of_call(kwargs, ids, rows, pad)
+        return GivenPrompts.of_call(kwargs, ids, rows, pad)
 
     def _say_foreign(self, given: object) -> None:
         """Warn, once in this block, that a call has a cache which is not ours."""
