@@ -46,6 +46,7 @@ def tokens(count, seed=0):
     return torch.randint(3, 97, (1, count), generator=torch.Generator().manual_seed(seed))
 
 
+KEY = f"llama-{'a' * 32}"
 MANUAL = tokens(PROMPT)
 QUESTIONS = [torch.cat([MANUAL, tokens(QUESTION, seed)], 1) for seed in (1, 2, 3)]
 
@@ -228,9 +229,9 @@ def test_the_longest_beginning_is_found(tmp_path_factory, stored, asked):
         for each in stored:
             array = np.array(each)
             found.add(
-                "key", array, lambda path, array=array: FILE_FORMAT.write(path, {"tokens": torch.tensor(array)}, {})
+                KEY, array, lambda path, array=array: FILE_FORMAT.write(path, {"tokens": torch.tensor(array)}, {})
             )
-        result = found.longest("key", np.array(asked))
+        result = found.longest(KEY, np.array(asked))
         best = 0
         for each in stored:
             common = 0
@@ -238,7 +239,7 @@ def test_the_longest_beginning_is_found(tmp_path_factory, stored, asked):
                 common += 1
             best = max(best, common if common >= len(each) / 2 else 0)
         assert (0 if result is None else result[1]) == best
-        assert found.longest("another key", np.array(asked)) is None
+        assert found.longest(KEY.replace("a", "b"), np.array(asked)) is None
     assert len(found.prompts()) == len({tuple(each) for each in stored})
 
 
@@ -299,12 +300,13 @@ class TestDamage:
     def test_files_that_are_no_prompts_are_left_alone_until_verified(self, model, store):
         read_prompt(model, MANUAL, store, bits=3)
         folder = store.prompts()[0].path.parent
-        (folder / "note.safetensors").write_text("no tensors")
+        bad = folder / f"{'0' * 32}.safetensors"
+        bad.write_text("no tensors")
         (folder / "note.txt").write_text("a note")
         (store.path / "note.txt").write_text("another")
         _, held = answers(model, store, QUESTIONS[:1], bits=3)
         assert held == [PROMPT]
-        assert [path.name for path in store.verify()] == ["note.safetensors"]
+        assert store.verify() == [bad]
         content = bytearray(store.prompts()[0].path.read_bytes())
         content[-1] ^= 1
         store.prompts()[0].path.write_bytes(content)
@@ -336,7 +338,7 @@ class TestRoom:
     def test_what_killed_writers_left_goes(self, model, store):
         read_prompt(model, MANUAL, store, bits=3)
         folder = store.prompts()[0].path.parent
-        old, new = folder / ".old.safetensors", folder / ".new.safetensors"
+        old, new = (folder / f".{each * 32}.{each * 16}.safetensors" for each in "ab")
         for path in (old, new):
             path.write_bytes(b"half")
         os.utime(old, (time.time() - 2 * prompt_store.ABANDONED,) * 2)
@@ -344,6 +346,27 @@ class TestRoom:
         assert (old.exists(), new.exists()) == (False, True)
         assert store.clear() == 2
         assert list(store.path.iterdir()) == []
+
+    def test_what_is_no_prompt_is_never_removed(self, model, tmp_path):
+        """In whatever folder somebody makes a store, and even if that was a mistake."""
+        others = [".profile", "a.safetensors", "work/.settings", "work/model.safetensors", "llama/model.safetensors"]
+        others += [
+            f"{'a' * 32}/{'b' * 32}.safetensors",
+            f"llama-{'a' * 32}/model.safetensors",
+            f"llama-{'a' * 32}/.env",
+        ]
+        for name in others:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("somebody's")
+        (tmp_path / "empty").mkdir()
+        store = PromptStore(tmp_path, max_bytes=1_000_000)
+        for seed in range(6):
+            read_prompt(model, tokens(PROMPT, seed), store, bits=3)
+        assert store.verify() == []
+        assert 0 < store.clear() < 6
+        left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+        assert left == sorted(others)
+        assert (tmp_path / "empty").is_dir()
 
     def test_a_full_disk_is_said_and_the_answer_is_there(self, model, store, monkeypatch):
         def full(self, path, **given):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +34,10 @@ LEAST_SHARE = 0.5
 FEWEST = 128
 #: Seconds after which a writer's unfinished file is taken for that of a killed one.
 ABANDONED = 3600.0
-_SUFFIX = ".safetensors"
+#: Names of what is a store's, whatever else is in the folder: folders, files, and files that are being written.
+_FOLDER = re.compile(r".+-[0-9a-f]{32}")
+_FILE = re.compile(r"[0-9a-f]{32}\.safetensors")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.[0-9a-f]{16}\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class PromptStore:
         Parameters
         ----------
         key : str
-            Which model and settings.
+            Which model and settings: text that ends in a dash and 32 hexadecimal digits.
         tokens : array (n,)
             All of them but the last are looked for.
 
@@ -152,7 +156,7 @@ class PromptStore:
             None if the prompt could not be stored, which a warning says, once for each reason.
         """
         folder = self.path / key
-        path = folder / f"{hashlib.sha256(tokens.tobytes()).hexdigest()[:32]}{_SUFFIX}"
+        path = folder / f"{hashlib.sha256(tokens.tobytes()).hexdigest()[:32]}.safetensors"
         try:
             _private_folder(folder)
             if self._tokens(path) is not None and path.exists():
@@ -224,18 +228,19 @@ class PromptStore:
     def _sweep(self, seconds: float) -> None:
         for folder in self._folders():
             for path in _entries(folder):
-                if path.name.startswith("."):
+                if _UNFINISHED.fullmatch(path.name):
                     with suppress(OSError):
                         if time.time() - path.stat().st_mtime >= seconds:
                             path.unlink()
 
     def _folders(self) -> Iterator[Path]:
-        return (path for path in _entries(self.path) if path.is_dir() and not path.is_symlink())
+        found = (path for path in _entries(self.path) if _FOLDER.fullmatch(path.name))
+        return (path for path in found if path.is_dir() and not path.is_symlink())
 
     def _files(self, key: str | None = None) -> Iterator[Path]:
         """Yield the files of one folder, or of all."""
         for folder in self._folders() if key is None else [self.path / key]:
-            yield from (path for path in _entries(folder) if path.suffix == _SUFFIX and path.name[0] != ".")
+            yield from (path for path in _entries(folder) if _FILE.fullmatch(path.name))
 
     def _kept(self, path: Path) -> KeptPrompt | None:
         tokens = self._tokens(path)
