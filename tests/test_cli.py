@@ -503,7 +503,10 @@ def test_prompts_are_added_listed_verified_and_cleared(run, tmp_path):
     given = "--folder", folder
     added = run("prompts", "add", "pocket", text, *given)
     assert added.exit_code == 0, added.output
-    assert re.search(r"manual\.txt: 4\d\d tokens, 0\.\d MiB", added.output.replace("\n", ""))
+    assert re.search(r"manual\.txt: 4\d\d tokens$", added.output.replace("\n", ""))
+    longer = tmp_path / "longer.txt"
+    longer.write_text(text.read_text(encoding="utf-8") + "the quiet river", encoding="utf-8")
+    assert re.search(r"all but the last \d were there already", run("prompts", "add", "pocket", longer, *given).output)
     assert run("prompts", "add", "pocket", text, text, *given).exit_code == 0  # there already
     listed = run("prompts", "list", *given)
     assert re.search(r"llama-[0-9a-f]{32} +4\d\d", listed.output)
@@ -529,12 +532,15 @@ def test_prompts_are_added_listed_verified_and_cleared(run, tmp_path):
         (("add", "pocket", "text.txt", "--folder", "text.txt"), "it is a file"),
         (("add", "pocket", "text.txt", "--folder", "new", "--max-bytes", "much"), "max_bytes='much': write a number"),
         (("add", "pocket", "text.txt", "--folder", "new", "--bits", "0"), "bits=0"),
+        (("add", "pocket", "short.txt", "--folder", "new"), "short.txt has 3 tokens; prompts are stored from 129"),
+        (("add", "pocket", "text.txt", "--folder", "new", "--max-bytes", "10 B"), "text.txt was not stored in"),
     ],
 )
 def test_prompts_and_wrong_input(run, tmp_path, monkeypatch, given, words):
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("the quiet river " * 100, encoding="utf-8")
+    Path("short.txt").write_text("the quiet river", encoding="utf-8")
     refused = run("prompts", *given)
     assert refused.exit_code == 2
     assert words in refused.output.replace("\n", " ")
-    assert not list(tmp_path.glob("new/*"))
+    assert not list(tmp_path.glob("new/*/*"))

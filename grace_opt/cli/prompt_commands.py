@@ -12,7 +12,7 @@ import typer
 from .._util.optional import pip_install
 from .._util.progress import progress_bar
 from .._util.terminal import FittingTable, escape_path
-from ..errors import OptionError
+from ..errors import CacheError, OptionError
 from .common import ModelName, console, errors_as_exit_codes
 from .model_files import load, read_text
 
@@ -73,17 +73,26 @@ def add(
         texts = [read_text(path, option="") for path in text]
         store = _store(folder, max_bytes, new=True)
         from ..hf import read_prompt  # loaded already
+        from ..hf.engine.kept_prompts import KeptPrompts
+        from ..hf.engine.prompt_store import FEWEST
 
         loaded, tokenizer = load(model)
-        sizes = []
+        prompts = [tokenizer(each, return_tensors="pt").input_ids for each in texts]
+        for path, ids in zip(text, prompts, strict=True):
+            if ids.shape[1] <= FEWEST:
+                raise OptionError(f"{path} has {ids.shape[1]} tokens; prompts are stored from {FEWEST + 1} tokens on.")
+        said = []
         with progress_bar(None, len(texts), "texts") as bar:
-            for number, each in enumerate(texts):
-                ids = tokenizer(each, return_tensors="pt").input_ids
-                sizes.append((ids.shape[1], read_prompt(loaded, ids, store, bits=bits).memory_report().total_bytes))
-                bar(f"reading {text[number].name}", number + 1)
-    for path, (tokens, size) in zip(text, sizes, strict=True):
-        name = escape_path(str(path), sys.stdout)
-        console.print(f"{name}: {tokens:,} tokens, {size / 2**20:,.1f} MiB", soft_wrap=True)
+            for path, ids in zip(text, prompts, strict=True):
+                cache = read_prompt(loaded, ids, store, bits=bits)
+                held = KeptPrompts(store, loaded, cache.config).held(cache, ids[0].numpy())
+                if not held:
+                    raise CacheError(f"{path} was not stored in {store.path}.")
+                rest = ids.shape[1] - held
+                said.append(f"{ids.shape[1]:,} tokens" + f"; all but the last {rest} were there already" * (rest > 0))
+                bar(f"reading {path.name}", len(said))
+    for path, what in zip(text, said, strict=True):
+        console.print(f"{escape_path(str(path), sys.stdout)}: {what}", soft_wrap=True)
 
 
 @group.command()

@@ -290,7 +290,9 @@ class TestShrinking:
     def test_cropping_leaves_some_codes(self, model, ids):
         cache = full(model, ids)
         cache.crop(-RECENT)
-        with pytest.raises(CacheError, match=r"98 tokens or more, not to 4: .* coded \(bits=\); call reset"):
+        with pytest.raises(
+            CacheError, match=r"cropped to 5 tokens or more, or to none, not to 4: with bits=.* call reset"
+        ):
             cache.crop(SINKS - 98)
         cache.reset()
         assert cache.get_seq_length() == 0

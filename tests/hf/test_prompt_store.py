@@ -293,7 +293,7 @@ class TestDamage:
                 warnings.simplefilter("always")
                 found = model.generate(QUESTIONS[0], **GENERATE)
             assert torch.equal(found, expected)
-            told = any("stored prompt was removed" in str(one.message) for one in said)
+            told = any("stored prompt cannot be used, so it was removed" in str(one.message) for one in said)
             assert told == (each is store or where != "end")  # whose tokens cannot be read is not found
             assert len(FILE_FORMAT.read(path)[1]) > 10
 
@@ -441,8 +441,11 @@ class TestBadInput:
         (tmp_path / "file").write_text("")
         with pytest.raises(CacheError, match="it is a file"):
             PromptStore(tmp_path / "file")
-        with pytest.raises(OptionError, match="path=3"):
-            PromptStore(3)
+        for path in (3, "", ["a"]):
+            with pytest.raises(OptionError, match=r"path=.*: give the name of a folder"):
+                PromptStore(path)
+        with pytest.raises(OptionError, match="prompts=None: give a PromptStore"):
+            read_prompt(load_pocket()[0], MANUAL, None, bits=3)
         with pytest.raises(OptionError, match=r'max_bytes="much"|max_bytes=.much.'):
             PromptStore(tmp_path, max_bytes="much")
         monkeypatch.setattr(os, "access", lambda *given: False)
@@ -469,12 +472,38 @@ class TestBadInput:
             warnings.simplefilter("ignore")  # they stay dense
             for length in (1, 50, prompt_store.FEWEST):
                 model.generate(MANUAL[:, :length], **GENERATE)
+            read_prompt(model, MANUAL[:, : prompt_store.FEWEST], store, bits=3)
         assert store.prompts() == []
 
-    @pytest.mark.parametrize("ids", [MANUAL[0], torch.cat([MANUAL, MANUAL]), MANUAL[:, :1], [1, 2, 3], None])
+    @pytest.mark.parametrize(
+        "ids", [MANUAL[0], torch.cat([MANUAL, MANUAL]), MANUAL[:, :1], MANUAL.float(), [1, 2, 3], None]
+    )
     def test_prompts_to_read(self, model, store, ids):
         with pytest.raises(OptionError, match="input_ids: give one prompt's tokens"):
             read_prompt(model, ids, store, bits=3)
+
+
+def test_a_relative_folder_stays_where_it_was(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = PromptStore("prompts")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    read_prompt(model, MANUAL, store, bits=3)
+    assert len(store.prompts()) == 1
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_store_that_is_cleared_while_it_is_written_to(model, store, monkeypatch):
+    save = CompressedCache.save
+
+    def cleared(self, path, **given):
+        monkeypatch.setattr(CompressedCache, "save", save)
+        store.clear()
+        save(self, path, **given)
+
+    monkeypatch.setattr(CompressedCache, "save", cleared)
+    read_prompt(model, MANUAL, store, bits=3)
+    assert len(store.prompts()) == 1
 
 
 def test_a_path_will_do_and_home_is_expanded(model, tmp_path, monkeypatch):

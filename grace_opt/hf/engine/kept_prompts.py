@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -25,7 +26,7 @@ from .given_cache import GivenCache
 from .given_prompts import GivenPrompts
 from .in_step import undo_of
 from .prompt_store import FEWEST, KeptPrompt, PromptStore
-from .saving import FILE_FORMAT
+from .saving import FILE_FORMAT, Tokens
 
 #: A prompt is stored if at least this share of it was not in the store.
 NEW_SHARE = 0.25
@@ -47,6 +48,8 @@ class KeptPrompts:
     """
 
     def __init__(self, prompts: PromptStore | str | os.PathLike[str], model: PreTrainedModel, config: CacheConfig):
+        if prompts is None:
+            raise OptionError("prompts=None: give a PromptStore, or the name of a folder")
         if config.bits is not None and config.bits.max_bytes is not None:
             raise OptionError(
                 "prompts= and max_bytes=: a stored prompt has the bits for which there was room when it was read; "
@@ -94,7 +97,9 @@ class KeptPrompts:
             return CompressedCache.load(kept.path, self._model, mapped=True)
         except CacheError as error:
             if kept.path.exists():
-                warn(f"a stored prompt was removed, and is read again: {error}")
+                warn(
+                    f"a stored prompt cannot be used, so it was removed, and is read again: {str(error).split(';')[0]}"
+                )
                 self.store.drop(kept.path)
             return None
 
@@ -103,8 +108,10 @@ class KeptPrompts:
 
         Not those with padding, nor if most was stored before.
         """
-        length = given.length
-        if cache.get_seq_length() != length or cache.is_dense or length - held < max(FEWEST / 2, NEW_SHARE * length):
+        length, new = given.length, given.length - held
+        if cache.get_seq_length() != length or cache.is_dense:
+            return
+        if length <= FEWEST or new < max(FEWEST / 2, NEW_SHARE * length):
             return
         key = self.key(cache)
         for number, (tokens, first) in enumerate(zip(given.tokens, given.padding, strict=True)):
@@ -115,6 +122,11 @@ class KeptPrompts:
                     self.store.add(key, tokens, functools.partial(cache.save, tokens=tokens))
                 finally:
                     back()
+
+    def held(self, cache: CompressedCache, tokens: Tokens) -> int:
+        """Return how many of a prompt's first tokens are stored, in one prompt: all of them, if it is stored itself."""
+        found = self.store.longest(self.key(cache), np.append(tokens, -1))
+        return 0 if found is None else found[1]
 
     def keep_past(self, following: GivenCache, given: GivenPrompts, held: int) -> None:
         """Store prompts as `keep` does, of a cache that has grown since."""

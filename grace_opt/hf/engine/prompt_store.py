@@ -22,15 +22,16 @@ import numpy as np
 from huggingface_hub import cached_assets_path
 from safetensors import SafetensorError, safe_open
 
-from ..._util.files import make_folder, os_error_advice, path_text
+from ..._util.files import make_folder, os_error_advice
+from ..._util.parameters import shown
 from ..._util.sizes import byte_count
 from ..._util.warning import warn
-from ...errors import CacheError
+from ...errors import CacheError, OptionError
 from .saving import FILE_FORMAT, TOKENS, Tokens
 
 #: What is read of a stored prompt is at least this share of it, as the codes of the rest take memory all the same.
 LEAST_SHARE = 0.5
-#: Fewer tokens are read again in less time than it takes to look for them.
+#: Prompts with no more tokens are read again in less time than it takes to look for them.
 FEWEST = 128
 #: Seconds after which a writer's unfinished file is taken for that of a killed one.
 ABANDONED = 3600.0
@@ -79,7 +80,7 @@ class PromptStore:
     CacheError
         If the folder cannot be made, or not be written to.
     OptionError
-        If ``max_bytes`` is no number of bytes.
+        If ``path`` is no name, or ``max_bytes`` no number of bytes.
 
     Notes
     -----
@@ -96,7 +97,10 @@ class PromptStore:
 
     def __init__(self, path: str | os.PathLike[str] | None = None, max_bytes: int | str = "20GiB") -> None:
         self.max_bytes = byte_count("max_bytes", max_bytes)
-        self.path = _default_folder() if path is None else Path(path_text(path)).expanduser()
+        if path is not None and (not isinstance(path, str | os.PathLike) or not os.fspath(path)):
+            raise OptionError(f"path={shown(path)}: give the name of a folder, as text or a Path")
+        # Wherever the process goes later on.
+        self.path = _default_folder() if path is None else Path(path).expanduser().absolute()
         _private_folder(self.path)
         self._known: dict[Path, Tokens] = {}
         self._lock = threading.Lock()
@@ -162,7 +166,13 @@ class PromptStore:
             if self._tokens(path) is not None and path.exists():
                 os.utime(path)
                 return path
-            write(path)
+            try:
+                write(path)
+            except CacheError:
+                if folder.exists():
+                    raise
+                _private_folder(folder)  # somebody has just cleared the store
+                write(path)
             size = path.stat().st_size
         except (CacheError, OSError) as failure:
             said = str(failure) if isinstance(failure, CacheError) else os_error_advice(failure)

@@ -66,8 +66,9 @@ def read_prompt(
     (True, 1)
     """
     model = require_model(model, "read_prompt")
-    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or len(input_ids) != 1 or input_ids.shape[1] < 2:
-        raise OptionError("input_ids: give one prompt's tokens, a tensor (1, n) with n of at least 2")
+    fits = isinstance(input_ids, Tensor) and input_ids.dtype in (torch.int64, torch.int32)
+    if not fits or input_ids.dim() != 2 or len(input_ids) != 1 or input_ids.shape[1] < 2:
+        raise OptionError("input_ids: give one prompt's tokens, a tensor (1, n) of int64 with n of at least 2")
     cache = CompressedCache(model, setting, ratio, **settings)
     kept = KeptPrompts(prompts, model, cache.config)
     given = GivenPrompts([input_ids[0].detach().cpu().numpy().astype(np.int64)], [0])

@@ -240,11 +240,16 @@ class CodedTokens(CodedParts):
         made = {id(row): row.cropped(length) for row in self.own_rows()}
         rows = tuple(made[id(row)] for row in self.rows)
         short = any(before.tokens and not after.tokens for before, after in zip(self.rows, rows, strict=True))
-        if short or self.positions is not None:
-            why = "none of them is coded (bits=)" if short else "each head has evicted others"
+        if self.positions is not None:
             raise CacheError(
-                f"the cache can be cropped to {self.length} tokens or more, not to {length}: of so few, {why}; call "
-                "reset() and start again"
+                f"the cache can be cropped to {self.length} tokens or more, not to {length}: of the older ones, each "
+                "head has evicted others; call reset() and start again"
+            )
+        if short:
+            least = max(row.first_coded for row in self.rows if row.tokens) + 1
+            raise CacheError(
+                f"the cache can be cropped to {least} tokens or more, or to none, not to {length}: with bits=, at "
+                "least one that is coded must stay; call reset() and start again"
             )
         return replace(self, length=length, rows=rows, received=Received())
 

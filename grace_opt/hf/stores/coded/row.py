@@ -183,6 +183,12 @@ class CodedRow:
             present=None if present is None else pack_bits(present),
         )
 
+    @property
+    def first_coded(self) -> int:
+        """Place of the first token that is coded; there must be one."""
+        sinks = self.sink_keys.shape[1]
+        return sinks if self.present is None else int(unpack_bits(self.present, self.length).nonzero()[sinks, 0])
+
     def padded(self, padding: int) -> CodedRow:
         """Return it behind so much padding, of a row without any."""
         if not padding:
