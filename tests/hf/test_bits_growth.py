@@ -290,9 +290,7 @@ class TestShrinking:
     def test_cropping_leaves_some_codes(self, model, ids):
         cache = full(model, ids)
         cache.crop(-RECENT)
-        with pytest.raises(
-            CacheError, match=r"cropped to 5 tokens or more, or to none, not to 4: with bits=.* call reset"
-        ):
+        with pytest.raises(CacheError, match=r"to 5 tokens or more, or to none, not to 4: with bits=.* call reset"):
             cache.crop(SINKS - 98)
         cache.reset()
         assert cache.get_seq_length() == 0

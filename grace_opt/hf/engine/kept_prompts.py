@@ -97,9 +97,8 @@ class KeptPrompts:
             return CompressedCache.load(kept.path, self._model, mapped=True)
         except CacheError as error:
             if kept.path.exists():
-                warn(
-                    f"a stored prompt cannot be used, so it was removed, and is read again: {str(error).split(';')[0]}"
-                )
+                why = str(error).removesuffix(" Save it again.")
+                warn(f"a stored prompt cannot be used, so it was removed, and is read again: {why}")
                 self.store.drop(kept.path)
             return None
 
