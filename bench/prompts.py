@@ -288,8 +288,8 @@ def page(value: dict[str, Any]) -> Page:
         f"{_span(share, 'storing')} of the time of reading (our aim: {AIMS['storing']}). {alike} of {asked} questions "
         "are answered as by the cache in memory that was stored.",
         sure=f"{len(models)} model{'s' * (len(models) > 1)} in float32, one book, medians of "
-        f"{len(next(iter(models.values()))['seconds'][READ])} rounds in which all ways take turns, those that take little "
-        f"time {TIMES} times in each.",
+        f"{len(next(iter(models.values()))['seconds'][READ])} rounds in which all ways take turns, those that take "
+        f"little time {TIMES} times in each.",
         tables=table(
             ["model", "the beginning is taken", "first token after", "of the time where all is read"], rows, 2
         ),
