@@ -194,7 +194,7 @@ def measure_kills(kills: int, advance: Callable[[], None]) -> dict[str, int]:
                 place = number % PROCESSES
                 assert running[place].stdout is not None
                 running[place].stdout.readline()  # it has begun
-                time.sleep(choice.uniform(0, 0.2))
+                time.sleep(choice.uniform(0, 4))  # some have stored prompts by then
                 running[place].kill()
                 running[place].wait()
                 running[place] = begun(PROCESSES + number)
