@@ -29,6 +29,7 @@ COMMANDS = {
     "bits": "python -m bench.bits",
     "max_kl": "python -m bench.max_kl",
     "max_bytes": "python -m bench.max_bytes",
+    "prompts": "python -m bench.prompts",
     "guard": "python -m bench.guard",
     "calibration_cost": "python -m bench.calibration_cost",
     "growth": "python -m bench.growth",

@@ -82,7 +82,7 @@ class Written:
     def write(self, path, tensors, about):
         self.about, self.tensors = json.dumps(about), tensors
 
-    def read(self, path):
+    def read(self, path, mapped=False):
         return json.loads(self.about), {name: t.contiguous().clone() for name, t in self.tensors.items()}
 
 

@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from ..._util.warning import warn
 from ...errors import CacheError, OptionError
 from ..settings.config import CacheConfig
-from ..stores.coded.coded import CodedTokens
 from .cache import CompressedCache
 from .given_cache import GivenCache
 from .given_prompts import GivenPrompts
@@ -88,7 +87,7 @@ class KeptPrompts:
         except (CacheError, ValueError):  # sliding windows, evictions: they serve as a whole, or not
             return cache
         if filled.get_seq_length() and len(parts) * given.rows > 1:
-            filled.reorder_cache(torch.arange(len(parts)).repeat_interleave(given.rows))
+            filled.reorder_cache(torch.arange(len(parts), device="cpu").repeat_interleave(given.rows))
         return filled
 
     def _loaded(self, kept: KeptPrompt) -> CompressedCache | None:
@@ -117,7 +116,7 @@ class KeptPrompts:
             if not first:
                 back = undo_of(cache.layers)
                 try:
-                    cache.reorder_cache(torch.tensor([number * given.rows]))
+                    cache.reorder_cache(torch.tensor([number * given.rows], dtype=torch.int64, device="cpu"))
                     self.store.add(key, tokens, functools.partial(cache.save, tokens=tokens))
                 finally:
                     back()
@@ -152,7 +151,7 @@ def _together(
 ) -> CompressedCache:
     """Fill a new cache with the first coded tokens of several, up to the same place; as it is if that can't be done."""
     stores: list[list[Any]] = [[getattr(layer, "compressed", None) for layer in part.layers] for part, _ in parts]
-    if not all(isinstance(store, CodedTokens) for own in stores for store in own):
+    if any(store is None for own in stores for store in own):
         return cache
     places = min(
         first + min(count, own[0].length) for first, (_, count), own in zip(padding, parts, stores, strict=True)
@@ -160,7 +159,7 @@ def _together(
     lengths = [places - first for first in padding]
     if min(lengths) < FEWEST:
         return cache
-    made = [CodedTokens.stacked(of_layer, lengths) for of_layer in zip(*stores, strict=True)]
+    made = [first.beside(others, lengths) for first, *others in zip(*stores, strict=True)]
     for number, (layer, store) in enumerate(zip(cache.layers, made, strict=True)):
         tails = [part.layers[number].tail for part, _ in parts]
         none = [torch.cat([getattr(tail, kind)[:, :, :0] for tail in tails]) for kind in ("keys", "values")]

@@ -59,7 +59,7 @@ def read_prompt(
     >>> import tempfile
     >>> from grace_opt.hf.models import load_pocket
     >>> model, tokenizer = load_pocket()
-    >>> ids = tokenizer("the quiet river " * 40, return_tensors="pt").input_ids
+    >>> ids = tokenizer("the quiet river " * 60, return_tensors="pt").input_ids
     >>> store = PromptStore(tempfile.mkdtemp())
     >>> cache = read_prompt(model, ids, store, bits=3)
     >>> cache.get_seq_length() == ids.shape[1], len(store.prompts())

@@ -131,6 +131,23 @@ class Store(ABC):
             "cannot be cut; call reset() and start again"
         )
 
+    def beside(self, others: Sequence[Store], lengths: Sequence[int]) -> Store:
+        """Return the first tokens of single sequences, of this and of others, as a batch that is padded on the left.
+
+        Parameters
+        ----------
+        others : sequence of Store
+            All of the kind of this one.
+        lengths : sequence of int
+            How many of each; this one's first.
+
+        Raises
+        ------
+        CacheError
+            If they cannot be cut there, or not be padded.
+        """
+        raise CacheError(f"a {type(self).__name__} cannot be padded")
+
     def before_tail(self, tail: int) -> Store:
         """Return it for a tail that was cut to so many tokens."""
         return self

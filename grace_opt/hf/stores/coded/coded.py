@@ -22,7 +22,7 @@ from ..counting import bits_of
 from ..masks import check_mask_covers_cache, gather_mask_columns
 from ..packed.tokens import StoredTensor
 from ..plan import LayerPlan
-from ..store import Step
+from ..store import Step, Store
 from ..tail import Tail
 from .in_place import attention_in_place
 from .parts import CodedParts, Received
@@ -122,22 +122,16 @@ class CodedTokens(CodedParts):
         settled = replace(grown.settled(plan, sums[..., :coded]), received=Received(sums[..., coded:].clone()))
         return settled if plan.bits.limit is None else settled.within(plan, tokens, len(tokens.keys))
 
-    @classmethod
-    def stacked(cls, stores: Sequence[CodedTokens], lengths: Sequence[int]) -> CodedTokens:
-        """Return the first tokens of single sequences, so many of each, as a batch, padded on the left.
-
-        Raises
-        ------
-        CacheError
-            As `cropped`.
-        """
+    def beside(self, others: Sequence[Store], lengths: Sequence[int]) -> CodedTokens:
+        """Return the first tokens of single sequences as a batch; see `Store.beside`."""
+        stores = [self, *(store for store in others if isinstance(store, CodedTokens))]
         places, rows = max(lengths), []
         for store, length in zip(stores, lengths, strict=True):
             own = store if length == store.length else store.cropped(length)
             rows.append(own.rows[0].padded(places - length))
         unlike = [each.divergence for each in stores if each.divergence is not None]
         most = max(unlike, key=lambda each: each.largest[1], default=None)
-        return cls(places, tuple(rows), stores[0].bases, divergence=most)
+        return CodedTokens(places, tuple(rows), self.bases, divergence=most)
 
     @property
     def turned(self) -> bool:
