@@ -294,15 +294,7 @@ def page(value: dict[str, Any]) -> Page:
             ["model", "the beginning is taken", "first token after", "of the time where all is read"], rows, 2
         ),
         details=[
-            (
-                "Killed processes",
-                [
-                    f"{PROCESSES} processes stored prompts of the pocket model in one folder, and emptied it at times; "
-                    f"{kills['kills']} times one was killed and another one begun, and all prompts in the folder were "
-                    f"looked at: {kills['looked at']:,} in all, {kills['damaged']} of them damaged, {kills['wrong']} "
-                    f"with other numbers than the prompt has; {kills['left over']} files were left once it was cleared."
-                ],
-            ),
+            *_killed(kills),
             (
                 "How it is measured",
                 [
@@ -313,6 +305,23 @@ def page(value: dict[str, Any]) -> Page:
             ),
         ],
     )
+
+
+def _killed(kills: Mapping[str, int]) -> list[tuple[str, list[str]]]:
+    """Return what is said of killed processes; nothing if there was nothing to look at."""
+    if not kills["looked at"]:
+        return []
+    return [
+        (
+            "Killed processes",
+            [
+                f"{PROCESSES} processes stored prompts of the pocket model in one folder, and emptied it at times; "
+                f"{kills['kills']} times one was killed and another one begun, and all prompts in the folder were "
+                f"looked at: {kills['looked at']:,} in all, {kills['damaged']} of them damaged, {kills['wrong']} "
+                f"with other numbers than the prompt has; {kills['left over']} files were left once it was cleared."
+            ],
+        )
+    ]
 
 
 def _shares(of: Mapping[str, Any]) -> dict[str, float]:
