@@ -21,7 +21,7 @@ from huggingface_hub import cached_assets_path
 from safetensors import SafetensorError, safe_open
 
 from ..._util.files import os_error_advice
-from ...errors import CalibrationError
+from ...errors import CalibrationError, GraceError
 from .basis_file import FORMAT, as_tensors
 from .calibrated import CalibratedBasis
 
@@ -61,12 +61,18 @@ class KeptBasis:
 
 def folder() -> Path:
     """Return the folder, which is made if it is missing; raises `CalibrationError` if there can be none."""
+    return assets_folder("bases", CalibrationError)
+
+
+def assets_folder(kind: str, error: type[GraceError]) -> Path:
+    """Return the user's folder of one kind of our files, which is made if it is missing; raises an error of this type
+    if there can be none."""
     try:
-        return cached_assets_path("grace_opt", "bases")
+        return cached_assets_path("grace_opt", kind)
     except OSError as failure:
-        raise CalibrationError(os_error_advice(failure)) from failure
+        raise error(os_error_advice(failure)) from failure
     except ValueError as failure:  # the folder, or one that it is in, is a file
-        raise CalibrationError(f"{str(failure).splitlines()[0].rstrip('.')}.") from failure
+        raise error(f"{str(failure).splitlines()[0].rstrip('.')}.") from failure
 
 
 def file_of(here: Mapping[str, int | str]) -> str:

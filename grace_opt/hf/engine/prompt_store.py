@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from huggingface_hub import cached_assets_path
 from safetensors import SafetensorError, safe_open
 
 from ..._util.files import make_folder, os_error_advice
@@ -27,6 +26,7 @@ from ..._util.parameters import shown
 from ..._util.sizes import byte_count
 from ..._util.warning import warn
 from ...errors import CacheError, OptionError
+from ..bases.basis_folder import assets_folder
 from .saving import FILE_FORMAT, TOKENS, Tokens
 
 #: What is read of a stored prompt is at least this share of it, as the codes of the rest take memory all the same.
@@ -100,7 +100,7 @@ class PromptStore:
         if path is not None and (not isinstance(path, str | os.PathLike) or not os.fspath(path)):
             raise OptionError(f"path={shown(path)}: give the name of a folder, as text or a Path")
         # Wherever the process goes later on.
-        self.path = _default_folder() if path is None else Path(path).expanduser().absolute()
+        self.path = assets_folder("prompts", CacheError) if path is None else Path(path).expanduser().absolute()
         _private_folder(self.path)
         self._known: dict[Path, Tokens] = {}
         self._lock = threading.Lock()
@@ -284,15 +284,6 @@ class PromptStore:
         if kind not in self._told:
             self._told.add(kind)
             warn(what)
-
-
-def _default_folder() -> Path:
-    try:
-        return cached_assets_path("grace_opt", "prompts")
-    except OSError as failure:
-        raise CacheError(os_error_advice(failure)) from failure
-    except ValueError as failure:  # the folder, or one that it is in, is a file
-        raise CacheError(f"{str(failure).splitlines()[0].rstrip('.')}.") from failure
 
 
 def _private_folder(path: Path) -> None:
