@@ -37,6 +37,7 @@ COMMANDS = {
     "arena": "python -m bench.arena",
     "learned": "python -m bench.learned",
     "objectives": "python -m bench.objectives",
+    "blocks": "python -m bench.blocks",
     "evictions": "python -m bench.evictions",
     "layer_budgets": "python -m bench.layer_budgets",
     "tune": "python -m bench.tune",

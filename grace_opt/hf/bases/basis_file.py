@@ -19,8 +19,10 @@ INVERSE_TOLERANCE = 1e-5
 _PARTS = ("encode", "decode", "energy")
 _TYPES = {"encode": torch.float32, "decode": torch.float32, "energy": torch.float64, "rates": torch.float32}
 _ROTARY = {"frequencies": torch.float64, "channels": torch.int64, "mean": torch.float32}
-#: The tensor of the measured curve, which not every file has.
-MEASURED_KL = "kl"
+#: The tensor of the measured curve, and those of expected attention, which not every file has.
+MEASURED_KL, EXPECTED = "kl", "expected"
+#: How the names of tensors end that nothing which is coded depends on.
+NOT_READ = (MEASURED_KL, EXPECTED)
 _FIELDS = ("keys", "values", "key_rates", "value_rates")
 
 
@@ -42,6 +44,8 @@ class Contents(Protocol):
     @property
     def kl(self) -> Tensor | None: ...
     @property
+    def expected(self) -> dict[int, Tensor]: ...
+    @property
     def texts(self) -> int: ...
     @property
     def tokens(self) -> int: ...
@@ -52,6 +56,7 @@ def as_tensors(contents: Contents) -> dict[str, Tensor]:
     found = {"multipliers": contents.multipliers}
     if contents.kl is not None:
         found[MEASURED_KL] = contents.kl
+    found |= {f"{layer}.{EXPECTED}": direction for layer, direction in contents.expected.items()}
     for layer in contents.keys:
         for kind, basis, rates in (
             ("keys", contents.keys[layer], contents.key_rates[layer]),
@@ -77,7 +82,9 @@ def from_tensors(about: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str,
     names = {name.partition(".")[0] for name in tensors}
     if not all(name.isdecimal() for name in names):
         raise CalibrationError("it has tensors that belong to no layer.")
-    for layer in sorted(map(int, names)):
+    every = {layer: tensors.pop(f"{layer}.{EXPECTED}", None) for layer in sorted(map(int, names))}
+    found[EXPECTED] = {layer: direction for layer, direction in every.items() if direction is not None}
+    for layer in every:
         for kind, rates in (("keys", "key_rates"), ("values", "value_rates")):
             parts = {part: tensors.pop(f"{layer}.{kind}.{part}", None) for part in (*_PARTS, "rates")}
             if missing := [part for part, tensor in parts.items() if tensor is None]:
@@ -119,6 +126,8 @@ def check_contents(contents: Contents) -> None:
             _check_basis(f"layer {layer}, {kind}", basis, rates, len(prices))
         heads = contents.keys[layer].energy.shape[0], contents.values[layer].energy.shape[0]
         # Not compared to the configuration, whose num_key_value_heads some models ignore (GPT-NeoX, GPTBigCode).
+        if contents.expected:
+            _check_expected(f"layer {layer}, expected attention", contents.expected.get(layer), contents.keys[layer])
         if heads[0] != heads[1]:
             raise CalibrationError(f"layer {layer}: {heads[0]} heads of keys, but {heads[1]} of values.")
 
@@ -143,6 +152,14 @@ def _check_basis(where: str, basis: Basis, rates: Tensor, prices: int) -> None:
     off = (encode @ decode - torch.eye(width, dtype=torch.float64, device=encode.device)).abs()
     if not (off <= INVERSE_TOLERANCE * (1 + encode.abs() @ decode.abs())).all():
         raise CalibrationError(f"{where}: decode is not the inverse of encode.")
+
+
+def _check_expected(where: str, direction: Tensor | None, keys: Basis) -> None:
+    _require(direction, where, torch.float32, 3)
+    assert direction is not None
+    heads, width = keys.energy.shape
+    if direction.shape != (heads, 2 * width, 2):
+        raise CalibrationError(f"{where}: {tuple(direction.shape)} is not {(heads, 2 * width, 2)}.")
 
 
 def _check_curve(curve: Tensor) -> None:

@@ -255,4 +255,5 @@ def _finished(
         fingerprint=model_is,
         texts=texts,
         tokens=tokens,
+        expected={index: moments.expects() for index, moments in layers.items()},
     )

@@ -22,7 +22,7 @@ from ..models.arguments import unwrap_model
 from ..models.fingerprint import fingerprint as fingerprint_of
 from ..models.fingerprint import fingerprint_differences
 from .basis import Basis
-from .basis_file import FORMAT, MEASURED_KL, as_tensors, check_contents, from_tensors
+from .basis_file import FORMAT, NOT_READ, as_tensors, check_contents, from_tensors
 from .rates import rates_of_mean
 
 
@@ -47,6 +47,9 @@ class CalibratedBasis:
     kl : Tensor, optional
         ``(M, 2)`` float64: numbers of bits, ascending, and the KL that `calibrate.kl` has measured with each; None if
         nobody has asked for it.
+    expected : dict
+        ``(H, 2 d, 2)`` float32 for each layer: what a key says of the attention that its token will receive
+        (`grace_opt.hf.bases.expected`). Empty in files from before it was measured; only blocks need it.
 
     Examples
     --------
@@ -69,6 +72,7 @@ class CalibratedBasis:
     texts: int = 0
     tokens: int = 0
     kl: Tensor | None = None
+    expected: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse tensors that do not belong together."""
@@ -81,7 +85,8 @@ class CalibratedBasis:
 
     def digest(self) -> str:
         """Return a digest of all numbers: what was coded in one basis is read in none but the same."""
-        return digest({name: tensor.cpu() for name, tensor in as_tensors(self).items() if name != MEASURED_KL}, {})
+        read = {name: tensor.cpu() for name, tensor in as_tensors(self).items() if not name.endswith(NOT_READ)}
+        return digest(read, {})
 
     def shares(
         self, key_bits: float, value_bits: float, tokens: Sequence[int] | None = None

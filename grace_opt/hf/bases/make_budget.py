@@ -120,4 +120,5 @@ def _of_layers(basis: CalibratedBasis, layers: Sequence[int]) -> CalibratedBasis
         values={layer: basis.values[layer] for layer in layers},
         key_rates={layer: basis.key_rates[layer] for layer in layers},
         value_rates={layer: basis.value_rates[layer] for layer in layers},
+        expected={layer: basis.expected[layer] for layer in layers if layer in basis.expected},
     )

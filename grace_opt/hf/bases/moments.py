@@ -20,6 +20,7 @@ from ..models.recording import AttentionCall
 from ..settings.bits import SINKS
 from .basis import Basis, energy_in, joint_basis
 from .classes import WINDOW, class_sizes, token_weights
+from .expected import directions, expected_sums
 from .importance import attention_moments, observed_queries
 from .rates import steps
 from .rotary import RotaryMean, choose_pairs
@@ -61,6 +62,7 @@ class LayerMoments:
     information: tuple[Tensor, Tensor] | None = None
     pairs: RotaryMean | None = None  # of the first text; the others add to what follows
     turned_back: Tensor | float = 0.0
+    expected: tuple[Tensor, Tensor] | None = None
 
     def add(self, call: AttentionCall, positions: Tensor, frequencies: Sequence[Tensor] = ()) -> None:
         """Add one text.
@@ -94,6 +96,8 @@ class LayerMoments:
         sizes = class_sizes(order.shape[1])
         places, plain = positions[inner], _precise(keys[:, inner])
         asked = scaled.square().mean(1)
+        sums = [_on_cpu(each) for each in expected_sums(plain, first, second)]
+        self.expected = tuple(sums if self.expected is None else map(torch.add, self.expected, sums))  # type: ignore[assignment]
         if not self.texts and plain.isfinite().all():
             self.pairs = choose_pairs(plain, asked, places, frequencies)
         if self.pairs is not None:
@@ -140,6 +144,11 @@ class LayerMoments:
             replace(_basis(metric, _tensor(self.keys) / self.tokens), rotary=rotary),
             _basis(output, _tensor(self.values) / self.tokens),
         )
+
+    def expects(self) -> Tensor:
+        """Return what keys say of the attention that their tokens receive, ``(H, 2 d, 2)`` (`expected.directions`)."""
+        assert self.expected is not None
+        return directions(*self.expected)
 
     def losses(self, keys: Basis, values: Basis) -> tuple[list[Tensor], list[Tensor]]:
         """Return what the channels of keys and of values lose without any bits, ``(C, H, d)`` for each of `classes`."""
