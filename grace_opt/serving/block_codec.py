@@ -148,7 +148,7 @@ class BlockCodec:
         ]
         body = torch.cat(parts)
         assert len(body) == length
-        about = (_NAME, self._digest, self.bits, here.shape[2], _DTYPES.index(here.dtype), zlib.crc32(body.numpy()))
+        about = (_NAME, self._digest, self.bits, here.shape[2], _DTYPES.index(here.dtype), _checksum(body))
         return torch.cat([torch.frombuffer(bytearray(_HEADER.pack(*about)), dtype=torch.uint8), body])
 
     @torch.no_grad()
@@ -182,7 +182,7 @@ class BlockCodec:
             )
         dtype = _DTYPES[kind]
         body = data[_HEADER.size : self.nbytes(tokens, dtype)]
-        if len(body) < self.nbytes(tokens, dtype) - _HEADER.size or zlib.crc32(body.numpy()) != check:
+        if len(body) < self.nbytes(tokens, dtype) - _HEADER.size or _checksum(body) != check:
             raise CacheError("the block is damaged: its bytes are not those that were written")
         coded, shape = self._coded(tokens, dtype), (2, tokens, self._heads * self._width)
         found, at = [], 0
@@ -198,7 +198,7 @@ class BlockCodec:
 
     def _by_heads(self, layer: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values ``(H, n, d)`` of ``(2, n, H d)``."""
-        keys, values = layer.unflatten(-1, (self._heads, self._width)).transpose(1, 2)
+        keys, values = layer.view(2, -1, self._heads, self._width).transpose(1, 2)
         return keys, values
 
     def _coded(self, tokens: int, dtype: torch.dtype) -> dict[int, BlockLayer]:
@@ -232,9 +232,13 @@ class BlockCodec:
                 tokens,
                 dtype,
             )
-            for layer, shares in basis.shares(*(min(each, 16.0) for each in means)).items()
+            for layer, shares in basis.shares(min(means[0], 16.0), min(means[1], 16.0)).items()
         }
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().flatten().view(torch.uint8)
+
+
+def _checksum(tensor: Tensor) -> int:
+    return zlib.crc32(tensor.numpy().tobytes())

@@ -66,7 +66,7 @@ def processor(settings: Mapping[str, Any]) -> Any:
     codec = BlockCodec(settings["basis"], settings.get("bits", 2.5))
     serde = _lmcache()
 
-    class Serializer(serde.Serializer):  # type: ignore[misc]
+    class Serializer(serde.Serializer):  # type: ignore[misc,name-defined]
         """Codes a block into LMCache's buffer."""
 
         def serialize(self, src: Any, dst: Any, key: Any = None) -> int:
@@ -80,7 +80,7 @@ def processor(settings: Mapping[str, Any]) -> Any:
             layouts = zip(layout_desc.shapes, layout_desc.dtypes, strict=True)
             return sum(codec.nbytes(int(shape[2]), dtype) for shape, dtype in layouts)
 
-    class Deserializer(serde.Deserializer):  # type: ignore[misc]
+    class Deserializer(serde.Deserializer):  # type: ignore[misc,name-defined]
         """Reads a block from LMCache's buffer."""
 
         def deserialize(self, src: Any, dst: Any, key: Any = None) -> None:

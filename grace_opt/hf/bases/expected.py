@@ -61,7 +61,8 @@ def directions(moments: Tensor, products: Tensor) -> Tensor:
     diagonal = torch.diagonal(moments.double(), dim1=-2, dim2=-1)
     least = diagonal.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny) * torch.finfo(torch.float32).eps
     regular = moments.double() + torch.diag_embed(RIDGE * torch.maximum(diagonal, least))
-    return torch.linalg.solve(regular, products.double()).float()
+    found: Tensor = torch.linalg.solve(regular, products.double()).float()
+    return found
 
 
 def expected(keys: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
