@@ -37,9 +37,9 @@ def from_relevance_redundancy(
 
         f(S) = \frac{1 - \alpha}{k^2} \sum_{i \ne j \in S} R_{ij} \; - \; \frac{\alpha}{k} \sum_{i \in S} d_i
 
-    With :math:`\alpha = 1/2` and correlations, it orders sets of k columns as mRMR does, whose :math:`D - R` counts
-    :math:`R_{ii} = 1` as well. With :math:`x = 1_S / k` it is the objective of QPFS, whose weights of the two sums are
-    :math:`(1 - \alpha') / 2` and :math:`\alpha'`.
+    With :math:`\alpha = 1/2` and correlations, sets of k columns are in the order of mRMR, which counts
+    :math:`R_{ii} = 1` as well. QPFS has the same two sums for :math:`x = 1_S / k`, with the weights
+    :math:`(1 - \alpha') / 2` and :math:`\alpha'`, and allows any :math:`x \ge 0` that sums to 1.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def from_relevance_redundancy(
         :math:`d_i`, by the names of scikit-learn's functions. For classes: "f_classif", the correlation ratio
         :math:`\eta`, which is ordered as F is and lies between 0 and 1, and is the absolute correlation if there are
         two classes; or "mutual_info_classif". For numbers: "f_regression", the absolute correlation; or
-        "mutual_info_regression". None: y and `alpha` are not used, and the first sum alone counts.
+        "mutual_info_regression". None: y is not used, and alpha counts as 0.
     redundancy : str
         :math:`R_{ij}`: "correlation", the absolute value of Pearson's, or "mutual_info", in nats.
     alpha : float
@@ -71,8 +71,8 @@ def from_relevance_redundancy(
 
     Raises
     ------
-    OptionError, ProblemError, ValueError
-        ValueError is scikit-learn's, for an X or y that it refuses: NaN, another number of rows, sparse X.
+    OptionError, ProblemError, ValueError, TypeError
+        The last two are scikit-learn's, for an X or y that it refuses: NaN, another number of rows, sparse X.
 
     Notes
     -----

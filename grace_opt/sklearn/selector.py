@@ -34,8 +34,8 @@ class SubsetSelector(SelectorMixin, BaseEstimator):
     n_features_to_select : int or float
         Number of columns to keep, or their share, rounded down, of which 1 column is the least.
     relevance : {"f_classif", "f_regression", "mutual_info_classif", "mutual_info_regression"} or None
-        How much a column says about y, which are classes or numbers; None: y is not used, and the columns are those
-        that repeat each other least.
+        How much a column says about y: "..._classif" for classes, "..._regression" for numbers. None: y is not used,
+        and the columns are those that repeat each other least.
     redundancy : {"correlation", "mutual_info"}
         How much two columns repeat each other.
     alpha : float
@@ -61,8 +61,8 @@ class SubsetSelector(SelectorMixin, BaseEstimator):
 
     Raises
     ------
-    OptionError, ProblemError, ValueError
-        By `fit`. ValueError is scikit-learn's, for an X or y that it refuses: NaN, sparse X, a missing y.
+    OptionError, ProblemError, UnknownSolverError, ValueError, TypeError
+        By `fit`. The last two are scikit-learn's, for an X or y that it refuses: NaN, sparse X, a missing y.
 
     See Also
     --------
