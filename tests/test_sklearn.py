@@ -92,6 +92,15 @@ def test_f_is_the_criterion_and_its_optimum_has_no_constant_column(table: Any, r
         assert set(best.indices.tolist()) <= set(varying) or set(varying) <= set(best.indices.tolist())
 
 
+def test_columns_keep_their_last_digits_and_do_not_overflow() -> None:
+    steps, signs = np.array([0.0, 1.0, 3.0, 2.0, 2.0, 1.0, 0.0]), np.array([1, -1, 1, 1, -1, -1, 1])
+    units = unit_columns(np.column_stack([steps, 2.0**52 + steps, 5e-324 * steps, signs, 1.7e308 * signs]))
+    assert (units[:, 0] == units[:, 1]).all()
+    assert (units[:, 0] == units[:, 2]).all()
+    assert units[:, 4] == pytest.approx(units[:, 3], rel=1e-15)
+    assert not unit_columns(np.full((7, 2), [0.1, 1e308])).any()  # whose means are not exactly these
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("relevance", "score"), [("f_classif", f_classif), ("f_regression", f_regression)])
 def test_relevance_alone_chooses_as_SelectKBest(relevance: str, score: Any) -> None:
