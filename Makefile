@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 # not wait for the tools of the tests. The stamps say what each was made from.
 DEMO_STAMP := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
-EXTRAS := demo,quant,gpu,lm-eval,bench,docs,dev
+EXTRAS := demo,quant,gpu,lm-eval,sklearn,bench,docs,dev
 # A second one for the oldest transformers that the adapter supports, which is also the one that kvpress needs. It holds
 # what differs, and finds the rest in .venv, which comes later on its path.
 OLDEST := .venv-oldest

@@ -434,3 +434,29 @@ def best_rotary_mean(keys, queries, positions, candidates):
                 if explained > best:
                     best, chosen = explained, mean
     return chosen
+
+
+def correlation(a, b):
+    """The absolute correlation of two columns, in fractions but for the root; 0 if one is constant."""
+    a, b = ([Fraction(float(each)) for each in column] for column in (a, b))
+    a, b = ([each - sum(column) / len(column) for each in column] for column in (a, b))
+    product, squares = sum(x * y for x, y in zip(a, b, strict=True)), sum(x * x for x in a) * sum(y * y for y in b)
+    return math.sqrt(product**2 / squares) if squares else 0.0
+
+
+def correlation_ratio(column, y):
+    """The root of the share of a column's variance that lies between classes, in fractions; 0 if it is constant."""
+    column = [Fraction(float(each)) for each in column]
+    mean = sum(column) / len(column)
+    between = Fraction(0)
+    for name in set(y):
+        inside = [value for value, other in zip(column, y, strict=True) if other == name]
+        between += len(inside) * (sum(inside) / len(inside) - mean) ** 2
+    total = sum((value - mean) ** 2 for value in column)
+    return math.sqrt(between / total) if total else 0.0
+
+
+def relevance_redundancy(redundancy, relevance, S, alpha):
+    """The criterion of mRMR for columns S, with the weight alpha of relevance; of numbers for pairs and columns."""
+    pairs = math.fsum(redundancy[i][j] for i in S for j in S if i != j)
+    return (1 - alpha) * pairs / len(S) ** 2 - alpha * math.fsum(relevance[i] for i in S) / len(S)

@@ -34,7 +34,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 
 # Loaded where they are used and not before: each costs its users time, or may not be installed.
-HEAVY = ["cvxpy", "networkx", "numba", "matplotlib", "triton", "transformers", "pandas", "typer"]
+HEAVY = ["cvxpy", "networkx", "numba", "matplotlib", "triton", "transformers", "pandas", "sklearn", "typer"]
 
 
 def python(code: str, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -162,7 +162,7 @@ def test_import_leaves_the_global_state_of_others_alone() -> None:
 def test_the_house_has_few_rooms_and_floors_and_nobody_walks_in_circles() -> None:
     files = rooms.graph()
     between = rooms.rooms(files)
-    assert len(between) <= 22
+    assert len(between) <= 24
     assert len(rooms.longest_chain(between)) <= 10
     assert rooms.circles(files) == rooms.circles(between) == []
 
