@@ -81,7 +81,7 @@ def priced(sub: Subproblem, rows: IntegerRows, incumbent: float, run: Any = None
     >>> from grace_opt import Problem
     >>> from grace_opt.problem.constraints import constraints_of
     >>> sub, _ = Subproblem.of(Problem.of(np.diag([1.0, 1.5, 1.0, 1.25]), 2))
-    >>> rows = constraints_of(4, groups="abab", counts={"a": (None, 1)}).integers
+    >>> rows = constraints_of(4, groups=[*"abab"], counts={"a": (None, 1)}).integers
     >>> found = priced(sub, rows, 2.25)
     >>> round(float(solve_relaxation(sub).bound), 2), round(float(solve_relaxation(found.sub).bound), 2)
     (2.0, 2.25)
