@@ -1,6 +1,7 @@
 """Groups, pairs and budgets: every method that takes them against enumeration; what contradicts itself; bad input."""
 
 import dataclasses
+import itertools
 import math
 import os
 from collections import Counter
@@ -14,9 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grace_opt import Problem, Status, compare, registry, solve
+from grace_opt.bounds import lagrangian
+from grace_opt.bounds.qcr import solve_relaxation
+from grace_opt.bounds.subproblem import Subproblem
 from grace_opt.errors import InfeasibleConstraintsError, OptionError, ProblemError, SolverError
 from grace_opt.problem.constraints import constraints_of, feasible, find_choice
 from grace_opt.problem.constraints.costs import cost_row
+from grace_opt.solvers.branch_and_bound.depth_first import ConstrainedDepthFirst
 from grace_opt.testing import KINDS, check_solution, instance
 from tests import oracle
 
@@ -138,6 +143,56 @@ def test_hundreds_of_instances_with_every_combination_and_none_wrong():
                 raise
         found.update(case[2].keys())
     assert min(found.values()) > COUNT / 10, found
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32 - 1))
+def test_the_tree_search_alone_finds_the_least_that_keeps_the_rows(seed):
+    """Without an incumbent and without fixing, at any prices of the rows: only the tree decides."""
+    rng = np.random.default_rng(seed)
+    weights, k, asked, _, _, _ = drawn_case(rng, max_n=9)
+    n = len(weights)
+    rows, (sub, scale) = constraints_of(n, **asked), Subproblem.of(Problem.of(weights, k))
+    if rows is None or sub is None or sub.decided:
+        return
+    kept = rows.integers
+    size = np.maximum(np.abs(kept.A).max(1, initial=1), 1)
+    prices = np.where(rng.random(len(size)) < 0.5, 0.0, rng.normal(size=len(size)) / size)
+    prices[(prices > 0) & (kept.upper > 2**60) | (prices < 0) & (kept.lower < -(2**60))] = 0.0
+    paying = lagrangian._paying(sub, kept.A.astype(float), kept.lower.astype(float), kept.upper.astype(float), prices)
+    search, value, answer = ConstrainedDepthFirst(paying, solve_relaxation(paying), kept, prices), math.inf, None
+    while search.top:
+        _, _, found = search.advance(value, 0.0, 7)
+        if found is not None:
+            chosen = np.flatnonzero(sub.whole_mask(found, n)).tolist()
+            assert len(chosen) == k
+            assert oracle.keeps(chosen, **asked)
+            if (f := oracle.objective(weights, chosen)) / scale < value:
+                value, answer = f / scale, f
+    best = oracle.optimum(weights.tolist(), k, **asked)
+    assert (answer is None) == (best is None)
+    assert best is None or answer == pytest.approx(best, rel=1e-9, abs=n**2 * LAST_DIGITS * np.abs(weights).max())
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32 - 1))
+def test_exchanges_keep_the_rows_and_none_is_left(seed):
+    """Every exchange of up to two for two that keeps all constraints, tried one by one, where weights are whole."""
+    rng = np.random.default_rng(seed)
+    drawn, k, asked, _, _, _ = drawn_case(rng, max_n=8)
+    n, rows = len(drawn), constraints_of(len(drawn), **asked)
+    if rows is None or oracle.optimum(np.zeros((n, n)).tolist(), k, **asked) is None:
+        return
+    weights = np.triu(rng.integers(-9, 10, (n, n))).astype(float)
+    weights += weights.T
+    chosen = {*solve(weights, k, "local_search", **asked).indices.tolist()}
+    f, units = oracle.objective(weights, chosen), rows.units
+    for other in itertools.combinations(range(n), k):
+        leave, enter = ({*units[list(a - b)].tolist()} for a, b in ((chosen, {*other}), ({*other}, chosen)))
+        if len(leave) <= 2 and len(enter) <= 2 and oracle.keeps(other, **asked):
+            assert oracle.objective(weights, other) >= f
 
 
 GRAPH = nx.Graph([("a", "b", {"weight": 3.0}), ("b", "c", {"weight": 2.0}), ("c", "d", {"weight": 7.0})])
