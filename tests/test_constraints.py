@@ -81,7 +81,7 @@ def drawn_case(rng, max_n=9):
         spent = math.fsum(costs[i] for i in hidden) if hidden else math.fsum(costs) * rng.random()
         budget = spent * float(rng.choice([1.0, 1.0, 1 + 2.0**-52, 1.3, 0.7, 1 - 2.0**-53]))
         asked |= {"costs": costs.tolist(), "budget": min(budget, np.finfo(float).max)}
-    roles = rng.choice(3, n, p=(0.8, 0.1, 0.1)) if rng.random() < 0.5 else np.zeros(n, int)
+    roles = rng.choice(3, n, p=(0.6, 0.2, 0.2)) if rng.random() < 0.5 else np.zeros(n, int)
     required = [i for i in np.flatnonzero(roles == 1).tolist() if not hidden or i in hidden][:k]
     protected = [i for i in np.flatnonzero(roles == 2).tolist() if i not in hidden][: n - k]
     return weights, k, asked, required, protected, bool(rng.integers(2))
