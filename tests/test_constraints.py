@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import math
 import os
 from collections import Counter
@@ -13,11 +14,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from grace_opt import Problem, Status, compare, registry, solve
 from grace_opt.bounds import lagrangian
 from grace_opt.bounds.qcr import solve_relaxation
 from grace_opt.bounds.subproblem import Subproblem
+from grace_opt.cli.app import app
+from grace_opt.cli.constraints import ConstraintOptions
 from grace_opt.errors import InfeasibleConstraintsError, OptionError, ProblemError, SolverError
 from grace_opt.problem.constraints import constraints_of, feasible, find_choice
 from grace_opt.problem.constraints.costs import cost_row
@@ -116,7 +120,7 @@ def check(case, method, certify=False, **options):
     return True
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(max_n=6))
 def test_exhaustive_against_enumeration(case):
     check(case, "exhaustive")
@@ -293,6 +297,7 @@ CONFLICTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CONFLICTS)
 def test_a_smallest_contradiction_is_named(case):
     asked, expected = CONFLICTS[case]
@@ -355,6 +360,7 @@ def test_methods_that_take_none_refuse_and_name_those_that_do():
     assert {tuple(sol.indices) for sol in found} == {(1, 3)}
 
 
+@pytest.mark.slow
 def test_frames_series_labels_and_arrays_say_the_same():
     expected = solve(W, 2, "exhaustive", groups=["red", "blue", "red", "blue"], counts=1, costs=[1, 2, 3, 4], budget=5)
     assert expected.indices.tolist() == [0, 3]
@@ -378,6 +384,7 @@ def test_frames_series_labels_and_arrays_say_the_same():
     assert solve(table, 2, "exhaustive", exclude=[("b", "d")], together=[["a", "c"]]).labels == ["a", "c"]
 
 
+@pytest.mark.slow
 def test_a_budget_is_that_of_fsum():
     tenths = [0.1, 0.2, 0.3, 0.1]
     assert cost_row("budget", tenths, 0.3).holds({2})
@@ -416,6 +423,7 @@ def test_what_is_not_certain_is_not_said(monkeypatch):
         solve(np.eye(3), 2, "local_search", **costs)
 
 
+@pytest.mark.slow
 def test_limits_targets_and_callbacks_go_together_with_constraints():
     big = instance("indefinite", 30, 1)
     wanted = {"groups": [i % 3 for i in range(30)], "counts": (3, 4), "exclude": [(0, 1), (2, 3)], "required": [5]}
@@ -441,6 +449,7 @@ def test_limits_targets_and_callbacks_go_together_with_constraints():
         solve(big, 10, "local_search", **wanted, start=[*range(0, 27, 3), 5])
 
 
+@pytest.mark.slow
 def test_every_method_may_give_the_start():
     wanted = {"groups": [0, 0, 1, 1], "counts": 1}
     for name in registry.specs():
@@ -469,3 +478,70 @@ def test_double_exchanges_get_past_what_blocks_single_ones():
 def test_problems_do_not_take_them():
     with pytest.raises(OptionError, match="constraints belong to solve and compare"):
         Problem.of(W, 2, exclude=[(0, 1)])
+
+
+@pytest.fixture
+def command(tmp_path):
+    """``grace-opt`` on a file of four named vertices, and a table of these, in another order."""
+    names = ["Ann", "Bo", "Cy", "Di"]
+    pd.DataFrame(W, index=names, columns=names).to_csv(tmp_path / "W.csv")
+    FRAME.set_axis(names).iloc[::-1].to_csv(tmp_path / "table.csv", index_label="name")
+
+    def run(name, *arguments):
+        return CliRunner().invoke(app, [name, str(tmp_path / "W.csv"), "-k", "2", *map(str, arguments)])
+
+    return lambda *arguments, name="solve": run(name, *arguments, "--data", tmp_path / "table.csv")
+
+
+def test_the_command_reads_groups_and_costs_from_a_table(command):
+    table = (
+        "--groups",
+        "colour",
+        "--counts",
+        "1",
+        "--costs",
+        "price",
+        "--budget",
+        "5",
+        "--method",
+        "exhaustive",
+        "--json",
+    )
+    (found,) = json.loads(command(*table).stdout)
+    assert found["labels"] == ["Ann", "Di"]
+    (found,) = json.loads(command(*table, "--exclude", "Ann,Di").stdout)
+    assert found["labels"] == ["Bo", "Cy"]
+    (found,) = json.loads(command("--groups", "colour", "--counts", "red=:1,blue=1:", *table[4:]).stdout)
+    assert found["labels"] == ["Ann", "Di"]
+    (found,) = json.loads(command("--together", "Ann,Cy", "--exclude", "Bo,Di", *table[4:]).stdout)
+    assert found["labels"] == ["Ann", "Cy"]
+    assert json.loads(command(*table[:-3], "--method", "exhaustive", "--json", name="compare").stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--groups", "color", "--counts", "1"), "has no column 'color'; there are 'name', 'colour', 'price'"),
+        (("--groups", "colour"), "there are 1 --groups and 0 --counts: give one for each"),
+        (("--groups", "colour", "--counts", "1:2:3"), "write 2 for exactly so many, or a range"),
+        (("--groups", "colour", "--counts", "red=x"), "write 2 for exactly so many, or a range"),
+        (("--costs", "colour", "--budget", "1"), "--costs colour: 'red' is no number"),
+        (("--costs", "price"), "costs= is given without budget="),
+        (("--exclude", "Ann,Ann"), "names vertex 'Ann' twice"),
+    ],
+)
+def test_the_command_refuses_in_one_line(command, arguments, message):
+    refused = command(*arguments, "--method", "exhaustive")
+    assert refused.exit_code == 2
+    assert message in refused.stderr
+
+
+def test_tables_that_cannot_be_read(tmp_path):
+    wrong = {"none.csv": None, "ragged.csv": "name,colour\nAnn\n", "empty.csv": "", "quotes.csv": 'a,b\n"x,y\n'}
+    for name, text in wrong.items():
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        with pytest.raises(OptionError, match=r"cannot be read as CSV|has 1 entries, the header 2"):
+            ConstraintOptions(tmp_path / name, groups=["colour"], counts=["1"]).arguments(None)
+    with pytest.raises(OptionError, match="give it with --data FILE"):
+        ConstraintOptions(groups=["colour"], counts=["1"]).arguments(None)
