@@ -20,12 +20,12 @@ from . import bounds, objective, registry
 from ._util.array_like import as_tensor
 from ._util.arrays import count_true
 from ._util.names import arguments_of, refuse_unknown
-from ._util.parameters import flag, number, plain, shown
+from ._util.parameters import flag, integer, number, plain, shown
 from ._util.progress import progress_bar
-from .comparison import Comparison
+from .comparison import Comparison, best_of_sizes
 from .errors import ComparisonError, GraceError, OptionError, ProblemError, UnknownSolverError
 from .kernels._shared.limits import SMALL
-from .problem import Problem, Reduction, SparseWeights
+from .problem import Problem, Reduction, SparseWeights, Weights
 from .problem.constraints import NAMES as CONSTRAINTS
 from .problem.constraints import constraints_of, refuse_infeasible
 from .registry import MethodOptions, SolverSpec
@@ -79,8 +79,9 @@ def solve(
         ``pdist`` returns it. The labels of a DataFrame and the nodes of a graph come back as `Solution.labels`. A list
         of DataFrames with the same labels in the same order is a batch. A float64 array is not copied: change it, and
         what the `Solution` knows of its problem (`Solution.verify`) changes with it.
-    k : int, or int array broadcastable to (...)
-        Number of vertices to choose. Leave out when W is a `Problem`.
+    k : int, int array broadcastable to (...), or tuple (low, high) for one instance
+        Number of vertices to choose. Leave out when W is a `Problem`. A range means the best choice of any of these
+        sizes: they are solved one by one, the time limit is divided among them, and bounds hold for all of them.
     method : str or options object
         A registered name (see `methods`), or a method's options as one object, such as
         ``grace_opt.solvers.TabuOptions(iterations=500)``.
@@ -199,10 +200,26 @@ def solve(
     array([1, 2])
     """
     constraints = (groups, counts, exclude, together, costs, budget, data)
+    if isinstance(k, tuple) and (sizes := _sizes(W, k, protected, check)) is not None:
+        given, low, high = sizes
+        _refuse_infeasible(_reduced(given, None, None, required, maximize, check, constraints), low)
+        alike = {"maximize": maximize, "required": required, "seed": seed, "target": target, "patience": patience}
+        alike |= {"certify": certify, "check": check, **dict(zip(CONSTRAINTS, constraints, strict=True)), **options}
+
+        def one(size: int, **more: Any) -> Solution:
+            return solve(given.with_size(size), None, method, **alike, **more)
+
+        return best_of_sizes(
+            range(low, high + 1),
+            one,
+            maximize=flag("maximize", maximize),
+            time_limit=number("time_limit", time_limit, above=0, infinite=True, optional=True, hint="in seconds"),
+            target=None if target is None else number("target", target, infinite=True),
+            callback=_checked_callback(callback),
+        )
     reduction = _reduced(W, k, protected, required, maximize, check, constraints)
     problem = reduction.problem
-    if callback is not None and not callable(callback):
-        raise OptionError(f"callback={callback!r}: give a function of a Progress, or leave it out.")
+    callback = _checked_callback(callback)
     spec, made = registry.chosen(method, options, arguments_of(solve) if options else ())
     reduction.check_options(made)
     spec.refuse_constraints(problem)
@@ -502,6 +519,33 @@ def _reduced(
     return Reduction.of(given, required=required, maximize=maximize, check=check)
 
 
+def _sizes(W: Any, k: tuple[Any, ...], protected: Any, check: bool) -> tuple[Problem, int, int] | None:
+    """The instance and the range of its sizes; None if k is not one, but a size for each instance of a batch."""
+    if len(k) != 2 or isinstance(W, Problem) or _is_batch(W):
+        return None
+    low, high = (integer("k", size, at_least=0, error=ProblemError) for size in k)
+    if low > high:
+        raise ProblemError(f"k={k}: give a range of sizes as (low, high), the smaller one first.")
+    flag("check", check)
+    return Problem.of(W, high, protected=protected, check=check), low, high
+
+
+def _is_batch(W: Any) -> bool:
+    """Whether W has leading dimensions; a list of graphs or frames has one."""
+    if isinstance(W, Weights):
+        return bool(W.batch)
+    depth = 0
+    while isinstance(W, list | tuple) and W:
+        W, depth = W[0], depth + 1
+    return depth + (2 if hasattr(W, "adjacency") else len(getattr(W, "shape", ()))) > 2
+
+
+def _checked_callback(callback: Any) -> Callable[[Progress], Any] | None:
+    if callback is not None and not callable(callback):
+        raise OptionError(f"callback={callback!r}: give a function of a Progress, or leave it out.")
+    return callback  # type: ignore[no-any-return]
+
+
 def _constrained(given: Problem, asked: Mapping[str, Any]) -> Problem:
     """The problem with the constraints that are asked for."""
     if math.prod(given.batch_shape) != 1:
@@ -516,14 +560,14 @@ def _asked(asked: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}=" for name, value in asked.items() if value is not None)
 
 
-def _refuse_infeasible(reduction: Reduction) -> None:
-    """Raise InfeasibleConstraintsError if no choice keeps the constraints."""
+def _refuse_infeasible(reduction: Reduction, least: int | None = None) -> None:
+    """Raise InfeasibleConstraintsError if no choice, of this size or of one from `least` on, keeps the constraints."""
     given = reduction.given
     if given.constraints is not None:
         required = reduction.problem.required
         candidates, k = given.candidates.reshape(-1), int(given.k.reshape(()))
         flat = None if required is None else required.reshape(-1)
-        refuse_infeasible(given.constraints, k, candidates, flat, given.labels)
+        refuse_infeasible(given.constraints, (k if least is None else least, k), candidates, flat, given.labels)
 
 
 def _prepare(spec: SolverSpec, level: str | None, problem: Problem) -> None:

@@ -480,6 +480,61 @@ def test_problems_do_not_take_them():
         Problem.of(W, 2, exclude=[(0, 1)])
 
 
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    cases(max_n=7), st.integers(0, 2), st.sampled_from(["exhaustive", "branch_and_bound", "local_search", "portfolio"])
+)
+def test_a_range_of_sizes_against_enumeration(case, more, method):
+    weights, k, asked, required, protected, maximize = case
+    low, high = max(k - more, len(required)), min(k + more, len(weights) - len(protected))
+    sizes = [
+        oracle.optimum(weights.tolist(), size, protected, required, maximize, **asked) for size in range(low, high + 1)
+    ]
+    common = {"required": required, "protected": protected, "maximize": maximize, "certify": True}
+    if all(value is None for value in sizes):
+        with pytest.raises(InfeasibleConstraintsError, match="no choice keeps"):
+            solve(weights, (low, high), method, **asked, **common)
+        return
+    best = (max if maximize else min)(value for value in sizes if value is not None)
+    sol = solve(weights, (low, high), method, **asked, **common).verify()
+    chosen = np.flatnonzero(sol.mask).tolist()
+    assert low <= len(chosen) <= high
+    assert oracle.keeps(chosen, **asked)
+    sign, f = -1 if maximize else 1, float(sol.objective)
+    assert sol.lower_bound <= best + LAST_DIGITS * abs(best)
+    assert sol.upper_bound >= best - LAST_DIGITS * abs(best)
+    if registry.get(method).exact or sol.status is Status.OPTIMAL:
+        mine = np.abs(weights[np.ix_(chosen, chosen)]).sum()
+        assert sign * (f - best) <= max(1e-9 * abs(best), len(weights) * LAST_DIGITS * mine)
+
+
+def test_a_range_of_sizes():
+    sol = solve(W, (1, 3), "exhaustive")
+    assert (sol.indices.tolist(), float(sol.objective), sol.status) == ([1, 3], -6.0, Status.OPTIMAL)
+    assert float(sol.lower_bound) == -6.0
+    assert solve(W, (0, 4), "exhaustive", maximize=True, exclude=[(2, 3)]).indices.tolist() == [0, 1, 2]
+    assert solve(np.stack([W, W]), (1, 3), "exhaustive").mask.sum(1).tolist() == [1, 3]  # a size for each instance
+    assert solve([W.tolist(), W.tolist()], (1, 3)).mask.sum(1).tolist() == [1, 3]
+    seen = []
+    stopped = solve(
+        instance("indefinite", 30, 0), (5, 9), "branch_and_bound", callback=lambda p: seen.append(p) or True
+    )
+    assert stopped.status is Status.LIMIT
+    assert stopped.lower_bound == -np.inf
+    assert len({progress.mask.sum() for progress in seen}) == 1
+    assert solve(W, (1, 3), "exhaustive", target=100.0).indices.tolist() == [3]
+    with pytest.raises(InfeasibleConstraintsError, match=r"k = 1 to 2; at least 2 of group 0; at least 2 of group 1"):
+        solve(W, (1, 2), "exhaustive", groups=[0, 0, 1, 1], counts=(2, None))
+    for wrong, message in (
+        ((3, 1), "range of sizes as"),
+        ((1, 5), "must lie between 0 and n = 4"),
+        ((1, 2.5), "k=2.5: give"),
+    ):
+        with pytest.raises(ProblemError, match=message):
+            solve(W, wrong, "exhaustive")
+
+
 @pytest.fixture
 def command(tmp_path):
     """``grace-opt`` on a file of four named vertices, and a table of these, in another order."""

@@ -233,6 +233,10 @@ class Problem:
         """
         return self.weights.step(self.candidates)
 
+    def with_size(self, k: int) -> Problem:
+        """Return the same single instance for another size."""
+        return replace(self, k=torch.full_like(self.k, k), k_max=k)
+
     def flatten(self) -> Problem:
         """Return the same instances with exactly one batch dimension, as batched solvers get them."""
         n = self.n

@@ -90,13 +90,17 @@ def find_choice(
     """
     n = constraints.n
     blocked = (~candidates).nonzero().flatten().tolist()
-    members = [_of_size(n, k), _Member("protected", out=tuple(blocked)), _Member("rows", constraints.rows)]
+    members = [_of_size(n, k, k), _Member("protected", out=tuple(blocked)), _Member("rows", constraints.rows)]
     found = _choice(n, members, objective, seconds)
     return None if found is None else torch.from_numpy(found)
 
 
 def refuse_infeasible(
-    constraints: Constraints, k: int, candidates: Tensor, required: Tensor | None, labels: Sequence[Any] | None
+    constraints: Constraints,
+    k: tuple[int, int],
+    candidates: Tensor,
+    required: Tensor | None,
+    labels: Sequence[Any] | None,
 ) -> None:
     """Raise InfeasibleConstraintsError if no choice keeps the constraints, and say which of them contradict each other.
 
@@ -104,15 +108,15 @@ def refuse_infeasible(
     ----------
     constraints : Constraints
         On all n vertices.
-    k : int
-        Size of the choice, required vertices included.
+    k : (int, int)
+        Least and largest size of the choice, required vertices included.
     candidates : Tensor (n,), bool
         Vertices that are not protected.
     required : Tensor (n,), bool, or None
     labels : sequence or None
         Names of the vertices, for the message.
     """
-    n, members = constraints.n, [_of_size(n=constraints.n, k=k)]
+    n, members = constraints.n, [_of_size(constraints.n, *k)]
 
     def named(vertex: int) -> Any:
         return vertex if labels is None else labels[vertex]
@@ -138,8 +142,9 @@ def refuse_infeasible(
     )
 
 
-def _of_size(n: int, k: int) -> _Member:
-    return _Member(f"k = {k}", (Row(f"k = {k}", tuple(range(n)), (1,) * n, k, k),))
+def _of_size(n: int, low: int, high: int) -> _Member:
+    words = f"k = {low}" if low == high else f"k = {low} to {high}"
+    return _Member(words, (Row(words, tuple(range(n)), (1,) * n, low, high),))
 
 
 def _smallest(n: int, background: list[_Member], members: list[_Member], grown: bool) -> list[_Member]:
