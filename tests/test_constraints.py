@@ -32,8 +32,8 @@ from tests import oracle
 METHODS = sorted(name for name, spec in registry.specs().items() if spec.constraints)
 LAST_DIGITS = 64 * np.finfo(float).eps
 W = np.array([[4.0, 1, -2, 0], [1, 3, 0, -5], [-2, 0, 5, 2], [0, -5, 2, 1]])
-#: Instances of the large random check, half a minute of them; ``make test-deep`` has more.
-COUNT = int(os.environ.get("GRACE_TEST_INSTANCES", "3000")) // 10
+#: Instances of the large random check, a minute of them; ``make test-deep`` has more.
+COUNT = int(os.environ.get("GRACE_TEST_INSTANCES", "3000")) * 3 // 20
 
 
 def drawn_costs(rng, n):
