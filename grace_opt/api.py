@@ -20,12 +20,14 @@ from . import bounds, objective, registry
 from ._util.array_like import as_tensor
 from ._util.arrays import count_true
 from ._util.names import arguments_of, refuse_unknown
-from ._util.parameters import flag, number, plain, shown
+from ._util.parameters import flag, integer, number, plain, shown
 from ._util.progress import progress_bar
-from .comparison import Comparison
+from .comparison import Comparison, best_of_sizes
 from .errors import ComparisonError, GraceError, OptionError, ProblemError, UnknownSolverError
 from .kernels._shared.limits import SMALL
-from .problem import Problem, Reduction, SparseWeights
+from .problem import Problem, Reduction, SparseWeights, Weights
+from .problem.constraints import NAMES as CONSTRAINTS
+from .problem.constraints import constraints_of, refuse_infeasible
 from .registry import MethodOptions, SolverSpec
 from .registry.result_checks import bound_within_rounding
 from .run import Progress, Run, checked_seed
@@ -46,6 +48,13 @@ def solve(
     maximize: bool = False,
     required: Any = None,
     protected: Any = None,
+    groups: Any = None,
+    counts: Any = None,
+    exclude: Any = None,
+    together: Any = None,
+    costs: Any = None,
+    budget: float | None = None,
+    data: Any = None,
     seed: int = 0,
     time_limit: float | None = None,
     target: Any = None,
@@ -70,8 +79,9 @@ def solve(
         ``pdist`` returns it. The labels of a DataFrame and the nodes of a graph come back as `Solution.labels`. A list
         of DataFrames with the same labels in the same order is a batch. A float64 array is not copied: change it, and
         what the `Solution` knows of its problem (`Solution.verify`) changes with it.
-    k : int, or int array broadcastable to (...)
-        Number of vertices to choose. Leave out when W is a `Problem`.
+    k : int, int array broadcastable to (...), or tuple (low, high) for one instance
+        Number of vertices to choose. Leave out when W is a `Problem`. A range means the best choice of any of these
+        sizes: they are solved one by one, the time limit is divided among them, and bounds hold for all of them.
     method : str or options object
         A registered name (see `methods`), or a method's options as one object, such as
         ``grace_opt.solvers.TabuOptions(iterations=500)``.
@@ -83,6 +93,22 @@ def solve(
         towards k.
     protected : array_like, optional
         Never chosen: given like `required`.
+    groups : sequence of n labels, mapping of several, str or list of str, optional
+        The group of every vertex; several partitions by name as a mapping from names to labels. With `data`, the name
+        of a column, or a list of names.
+    counts : int, pair or mapping, optional
+        How many to choose of each group: an int for exactly so many, a pair (low, high) with None for an open end, or a
+        mapping from labels to these; labels that it does not name have no limit. Of several partitions, a mapping from
+        their names to all that.
+    exclude : sequence of pairs of vertices, optional
+        Never both chosen. Vertices are numbers, or labels where W has labels; here and in `together`.
+    together : sequence of sets of vertices, optional
+        All of a set are chosen, or none.
+    costs : sequence of n numbers, optional
+        At least 0, or the name of a column of `data`. With `budget`: ``math.fsum`` of the chosen costs is at most that.
+    budget : float, optional
+    data : DataFrame, optional
+        Has the columns, a row for each vertex, by W's labels or in W's order.
     seed : int
         Seed of all random choices.
     time_limit : float, optional
@@ -120,6 +146,8 @@ def solve(
     Raises
     ------
     ProblemError, OptionError, UnknownSolverError, SolverError
+        `InfeasibleConstraintsError`, a ProblemError, if no choice keeps all constraints: it names a smallest set of
+        them that contradict each other. SolverError if the method takes no constraints: it names those that do.
 
     Notes
     -----
@@ -165,13 +193,37 @@ def solve(
     >>> heaviest = solve(W, 2, "exhaustive", maximize=True, required=[1])
     >>> heaviest.indices, float(heaviest.objective), float(heaviest.upper_bound)
     (array([0, 1]), 9.0, 9.0)
+
+    One vertex of each group:
+
+    >>> solve(W, 2, "exhaustive", groups=["a", "b", "a"], counts=1).indices
+    array([1, 2])
     """
-    reduction = _reduced(W, k, protected, required, maximize, check)
+    constraints = (groups, counts, exclude, together, costs, budget, data)
+    if isinstance(k, tuple) and (sizes := _sizes(W, k, protected, check)) is not None:
+        given, low, high = sizes
+        _refuse_infeasible(_reduced(given, None, None, required, maximize, check, constraints), low)
+        alike = {"maximize": maximize, "required": required, "seed": seed, "target": target, "patience": patience}
+        alike |= {"certify": certify, "check": check, **dict(zip(CONSTRAINTS, constraints, strict=True)), **options}
+
+        def one(size: int, **more: Any) -> Solution:
+            return solve(given.with_size(size), None, method, **alike, **more)
+
+        return best_of_sizes(
+            range(low, high + 1),
+            one,
+            maximize=flag("maximize", maximize),
+            time_limit=number("time_limit", time_limit, above=0, infinite=True, optional=True, hint="in seconds"),
+            target=None if target is None else number("target", target, infinite=True),
+            callback=_checked_callback(callback),
+        )
+    reduction = _reduced(W, k, protected, required, maximize, check, constraints)
     problem = reduction.problem
-    if callback is not None and not callable(callback):
-        raise OptionError(f"callback={callback!r}: give a function of a Progress, or leave it out.")
+    callback = _checked_callback(callback)
     spec, made = registry.chosen(method, options, arguments_of(solve) if options else ())
     reduction.check_options(made)
+    spec.refuse_constraints(problem)
+    _refuse_infeasible(reduction)
     stopping = _Stopping.of(reduction, time_limit, target, patience)
     seed, level = checked_seed(seed), _level(certify)
     if stopping.timed:
@@ -193,6 +245,13 @@ def compare(
     maximize: bool = False,
     required: Any = None,
     protected: Any = None,
+    groups: Any = None,
+    counts: Any = None,
+    exclude: Any = None,
+    together: Any = None,
+    costs: Any = None,
+    budget: float | None = None,
+    data: Any = None,
     seed: int = 0,
     time_limit: float | None = None,
     target: Any = None,
@@ -215,6 +274,8 @@ def compare(
         Options by name of the method: ``{"local_search": {"start": "think"}}``.
     maximize, required, protected, seed, target, patience, check
         As in `solve`, for every method.
+    groups, counts, exclude, together, costs, budget, data
+        As in `solve`: methods that take no constraints refuse them.
     certify : bool, "fast" or "tight"
         As in `solve`, but once, after all methods: for the best answer to each instance, unless a method proved it
         optimal. Every solution then gets the best bound known. Skipped if the comparison fails or a method is
@@ -261,7 +322,8 @@ def compare(
     by_name = {} if options is None else options
     if not isinstance(by_name, Mapping) or not all(isinstance(each, Mapping) for each in by_name.values()):
         raise OptionError(f"options={shown(options)}: give a dict of dicts, such as {{'tabu': {{'iterations': 500}}}}.")
-    reduction = _reduced(W, k, protected, required, maximize, check)
+    constraints = (groups, counts, exclude, together, costs, budget, data)
+    reduction = _reduced(W, k, protected, required, maximize, check, constraints)
     problem = reduction.problem
     asked = methods is not None
     given = sorted(registry.specs()) if methods is None else list(methods)
@@ -284,6 +346,7 @@ def compare(
             left_out[str(each)] = str(error)
     for _, made in plan:
         reduction.check_options(made)
+    _refuse_infeasible(reduction)
     seed, level = checked_seed(seed), _level(certify)
     answers: list[_Answer] = []
     interrupted = False
@@ -443,18 +506,73 @@ def _finish(reduction: Reduction, answer: _Answer) -> Solution:
     )
 
 
-def _reduced(W: Any, k: Any, protected: Any, required: Any, maximize: Any, check: bool) -> Reduction:
+def _reduced(
+    W: Any, k: Any, protected: Any, required: Any, maximize: Any, check: bool, constraints: tuple[Any, ...]
+) -> Reduction:
     """The problem as given, checked, and the one that solvers get."""
     flag("check", check)
     if isinstance(W, Problem) and (k is not None or protected is not None):
         raise OptionError("W is a Problem, which holds k and protected already: leave k= and protected= out.")
     given = W if isinstance(W, Problem) else Problem.of(W, _given(k), protected=protected, check=check)
+    if any(each is not None for each in constraints):
+        given = _constrained(given, dict(zip(CONSTRAINTS, constraints, strict=True)))
     return Reduction.of(given, required=required, maximize=maximize, check=check)
+
+
+def _sizes(W: Any, k: tuple[Any, ...], protected: Any, check: bool) -> tuple[Problem, int, int] | None:
+    """The instance and the range of its sizes; None if k is not one, but a size for each instance of a batch."""
+    if len(k) != 2 or isinstance(W, Problem) or _is_batch(W):
+        return None
+    low, high = (integer("k", size, at_least=0, error=ProblemError) for size in k)
+    if low > high:
+        raise ProblemError(f"k={k}: give a range of sizes as (low, high), the smaller one first.")
+    flag("check", check)
+    return Problem.of(W, high, protected=protected, check=check), low, high
+
+
+def _is_batch(W: Any) -> bool:
+    """Whether W has leading dimensions; a list of graphs or frames has one."""
+    if isinstance(W, Weights):
+        return bool(W.batch)
+    depth = 0
+    while isinstance(W, list | tuple) and W:
+        W, depth = W[0], depth + 1
+    return depth + (2 if hasattr(W, "adjacency") else len(getattr(W, "shape", ()))) > 2
+
+
+def _checked_callback(callback: Any) -> Callable[[Progress], Any] | None:
+    if callback is not None and not callable(callback):
+        raise OptionError(f"callback={callback!r}: give a function of a Progress, or leave it out.")
+    return callback  # type: ignore[no-any-return]
+
+
+def _constrained(given: Problem, asked: Mapping[str, Any]) -> Problem:
+    """The problem with the constraints that are asked for."""
+    if math.prod(given.batch_shape) != 1:
+        raise ProblemError(
+            f"W is a batch of shape {given.batch_shape}, and constraints ({_asked(asked)}) are those of one instance: "
+            "solve its instances one by one."
+        )
+    return replace(given, constraints=constraints_of(given.n, given.labels, **asked))
+
+
+def _asked(asked: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}=" for name, value in asked.items() if value is not None)
+
+
+def _refuse_infeasible(reduction: Reduction, least: int | None = None) -> None:
+    """Raise InfeasibleConstraintsError if no choice, of this size or of one from `least` on, keeps the constraints."""
+    given = reduction.given
+    if given.constraints is not None:
+        required = reduction.problem.required
+        candidates, k = given.candidates.reshape(-1), int(given.k.reshape(()))
+        flat = None if required is None else required.reshape(-1)
+        refuse_infeasible(given.constraints, (k if least is None else least, k), candidates, flat, given.labels)
 
 
 def _prepare(spec: SolverSpec, level: str | None, problem: Problem) -> None:
     """Have everything compiled before a time limit starts to run."""
-    spec.prepare(problem.weights)
+    spec.prepare(problem.weights, problem.constraints is not None)
     if level is not None or spec.compiled:
         bounds.prepare(sparse=problem.weights.form == SparseWeights.form)
 

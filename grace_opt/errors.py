@@ -37,6 +37,20 @@ class InfeasibleBudgetError(ProblemError):
         self.smallest = smallest
 
 
+class InfeasibleConstraintsError(ProblemError):
+    """No choice keeps all constraints of `grace_opt.solve`.
+
+    Attributes
+    ----------
+    conflict : tuple of str
+        Constraints that cannot hold together, in words; without any one of them, the others can.
+    """
+
+    def __init__(self, message: str, conflict: tuple[str, ...] = ()) -> None:  # without it: as pickle makes it again
+        super().__init__(message)
+        self.conflict = conflict
+
+
 class OptionError(GraceError, TypeError, ValueError):
     """An option is unknown, has the wrong type, or lies outside its range."""
 

@@ -59,7 +59,7 @@ class SolverResult:
     Attributes
     ----------
     mask : Tensor (..., n), bool
-        Exactly k True per instance, none of them protected.
+        Exactly k True per instance, none of them protected; all constraints hold.
     lower_bound : Tensor (...), float64, optional
         A certified bound, if the solver found one.
     limit : Tensor (...), bool, optional
@@ -246,14 +246,14 @@ class Solution:
         return to_json_text(self.to_dict(), path)
 
     def verify(self) -> Solution:
-        """Check size, required and protected vertices, objective and bound against W in float64; return the solution.
+        """Check size, required and protected vertices, constraints, objective and bound, with W in float64; return it.
 
         Raises
         ------
         SolverError
-            If the size is not k, a protected vertex is chosen or a required one is not, or f differs from the
-            recomputed one by more than 1e-9 (float32 W: 1e-5) relative to ``Σ|W_ij|`` over the chosen entries, or lies
-            outside its own bounds; or if one of these numbers is NaN.
+            If the size is not k, a protected vertex is chosen or a required one is not, a constraint does not hold, or
+            f differs from the recomputed one by more than 1e-9 (float32 W: 1e-5) relative to ``Σ|W_ij|`` over the
+            chosen entries, or lies outside its own bounds; or if one of these numbers is NaN.
         """
         if self.problem is None:
             raise SolverError("this Solution has no problem to verify against: call solve(...) to get one that has.")
@@ -304,6 +304,8 @@ def check_mask(problem: Problem, mask: Tensor, method: str) -> None:
     if bool((count_true(mask & ~problem.candidates)).any()):
         blocked = (mask & ~problem.candidates).reshape(-1, mask.shape[-1]).any(0)
         raise SolverError(f"{method} chose protected vertices: {blocked.nonzero().flatten().tolist()}.")
+    if problem.constraints is not None and (broken := problem.constraints.broken_by(mask)):
+        raise SolverError(f"{method} breaks constraints: {'; '.join(broken)}.")
 
 
 def tolerance(problem: Problem, mask: Tensor, objective: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,8 +14,12 @@ from ._util.array_like import as_tensor
 from ._util.vertices import vertex_mask
 from .errors import OptionError, SolverError
 from .problem import Problem
+from .problem.constraints import Constraints, UndecidedError, find_choice
 from .run import Run
 from .solution import check_mask
+
+#: Most integer programs that `near` solves, and seconds of one at most, and at least.
+LINEARISED, SECONDS, LEAST_SECONDS = 4, 10.0, 1.0
 
 
 def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
@@ -24,7 +30,8 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
     problem : Problem
         A flattened batch.
     start : str, bool mask (..., n), int indices (..., k), or a list of names
-        A registered method's name, or a choice of k vertices, for one instance or for each; required vertices may be
+        A registered method's name (where there are constraints that it does not take, a choice near its answer that
+        keeps them), or a choice of k vertices, for one instance or for each; required vertices may be
         left out. Numbers are positions, as in `Solution.indices`, of labelled vertices too; names are taken if they
         are text.
     run : Run
@@ -39,7 +46,9 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
     ------
     OptionError
         If indices are out of range or repeated, a mask does not have one entry per vertex, or the wrong number of
-        vertices is chosen, or protected ones.
+        vertices is chosen, or protected ones, or constraints are broken.
+    SolverError
+        If no choice that keeps the constraints is found, nor shown to be impossible.
 
     Notes
     -----
@@ -53,6 +62,9 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
     """
     if isinstance(start, str):
         spec = registry.get(start)
+        if problem.constraints is not None and not spec.constraints:
+            free = replace(problem, constraints=None)
+            return near(problem, spec.solve(free, spec.make_options({}), run).mask, run)
         return spec.solve(problem, spec.make_options({}), run).mask.clone()
     n, batch, device = problem.n, len(problem.k), problem.weights.device
     wanted = f"a method's name, vertices by number from 0 to {n - 1}, or a bool mask (..., {n})"
@@ -90,3 +102,50 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
     if run.watches:
         run.note(problem.weights.objective(mask).tolist())
     return mask
+
+
+def near(problem: Problem, mask: Tensor, run: Run) -> Tensor:
+    r"""A choice that keeps the constraints, near one that need not, of least f to first order.
+
+    Linearised at x: :math:`f(y) \approx f(x) + 2 (y - x)^\top W x`, with node weights kept as they are. The integer
+    program is solved there, then where it led, as long as f falls (Frank & Wolfe's method, with whole steps).
+
+    Parameters
+    ----------
+    problem : Problem
+        A flattened batch of one instance, with constraints.
+    mask : Tensor (1, n), bool
+    run : Run
+        After its time, no further program is solved; one gets `LEAST_SECONDS` at least.
+
+    Raises
+    ------
+    SolverError
+        If none is found, nor shown to be impossible.
+    """
+    rows: Constraints = problem.constraints  # type: ignore[assignment]
+    candidates, k, device = problem.candidates[0].cpu(), int(problem.k[0]), mask.device
+    W = problem.dense("a start that keeps the constraints").W[0].to("cpu", torch.float64)
+    best, least, x = None, np.inf, mask[0].cpu()
+    for _ in range(LINEARISED):
+        slopes = W.diagonal() + 2.0 * (W @ x.double() - W.diagonal() * x)
+        scale = float(slopes.abs().max())
+        try:
+            seconds = min(SECONDS, max(run.left(), LEAST_SECONDS))
+            found = find_choice(rows, k, candidates, (slopes / scale if scale > 0 else slopes).numpy(), seconds)
+        except UndecidedError:
+            found = None
+        if found is None:
+            break
+        value = float(problem.weights.objective(found[None].to(device))[0])
+        if not value < least:
+            break
+        best, least, x = found, value, found
+        if run.expired():
+            break
+    if best is None:
+        raise SolverError(
+            "no choice that keeps the constraints was found, though there may be one: give one with start=, or use "
+            "method='exhaustive'."
+        )
+    return best[None].to(device)

@@ -5,11 +5,11 @@ sums :math:`s = W 1_S` are updated in O(n) per subset, with a bound on the round
 that may be better than the best one, given these bounds, is summed again with the rounding error of every addition kept
 (pairs of float64, about 32 digits), and compared by that sum. If it is not better, f and s are recomputed, so that a
 large weight that has left leaves no rounding error behind. Vertices with large weights come last, where the order
-exchanges least.
+exchanges least. Under constraints, subsets that break one are passed over, and the others summed in pairs.
 
-Complexity O(n C(n, k)) time, O(n²) memory. Guarantee: optimal, to the 32 digits of the sums. Good up to C(n, k) of
-about 10⁸; beyond, it refuses at once. References: Knuth, TAOCP 4A, 7.2.1.3, Algorithm R; Payne & Ives (1979); Ogita,
-Rump & Oishi, SIAM J. Sci. Comput. 26 (2005) for the sums.
+Complexity O(n C(n, k)) time, O(n²) memory; under constraints, O(k²) per subset that keeps them. Guarantee: optimal, to
+the 32 digits of the sums. Good up to C(n, k) of about 10⁸; beyond, it refuses at once. References: Knuth, TAOCP 4A,
+7.2.1.3, Algorithm R; Payne & Ives (1979); Ogita, Rump & Oishi, SIAM J. Sci. Comput. 26 (2005) for the sums.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from grace_opt import registry
 from grace_opt._util.arrays import power_of_two_scale
-from grace_opt.errors import SolverError
-from grace_opt.problem import Problem
+from grace_opt.errors import InfeasibleConstraintsError, SolverError
+from grace_opt.problem import Constraints, Problem
+from grace_opt.problem.constraints import UndecidedError, find_choice
 from grace_opt.registry import check_fields, integer, register_solver
 from grace_opt.run import Run
 from grace_opt.solution import SolverResult
@@ -59,6 +61,7 @@ class ExhaustiveOptions:
     guarantee="optimal",
     compiled=True,
     searches=True,
+    constraints=True,
 )
 def exhaustive(problem: Problem, options: ExhaustiveOptions, run: Run) -> SolverResult:
     """Visit every k-subset and keep the best; proves optimality, but only for small C(n, k)."""
@@ -81,13 +84,60 @@ def exhaustive(problem: Problem, options: ExhaustiveOptions, run: Run) -> Solver
         W = problem.W[b][vertices][:, vertices].to("cpu", torch.float64).contiguous().numpy()
         its = run.instance(b)
         its.begin()
-        chosen, seen, finished = _search(W, k[b], its)
+        if problem.constraints is None:
+            chosen, seen, finished = _search(W, k[b], its)
+        else:
+            chosen, seen, finished = _search_within(W, problem.constraints, k[b], vertices, its)
         mask[b, vertices[torch.from_numpy(chosen).to(vertices.device)]] = True
         limit[b] = not finished
         visited += seen
     least = [_least(W[m][:, m].flatten().double().cpu().numpy()) for W, m in zip(problem.W, mask, strict=True)]
     bound = torch.where(limit, -torch.inf, torch.tensor(least, dtype=torch.float64, device=limit.device))
     return SolverResult(mask, lower_bound=bound, limit=limit, stats={"subsets": visited})
+
+
+def _search_within(
+    W: np.ndarray[Any, Any], rows: Constraints, k: int, vertices: Tensor, run: Run
+) -> tuple[np.ndarray[Any, Any], int, bool]:
+    """The same under constraints; if stopped early, the best subset may be one that only keeps them.
+
+    Raises
+    ------
+    InfeasibleConstraintsError, SolverError
+        If no subset keeps them, or none was found in time.
+    """
+    from grace_opt.kernels.solve.constrained.cpu.enumeration import advance
+
+    n, order = W.shape[0], vertices.cpu().numpy()
+    kept = rows.integers.restricted(np.empty(0, np.int64), order)
+    by_vertex = np.ascontiguousarray(kept.A.T), kept.lower, kept.upper, np.ascontiguousarray(kept.limbs.T), kept.limit
+    best, best_value, finished = np.full(k, -1), np.array([np.inf, 0.0]), k in (0, n)
+    c, visited = np.append(np.arange(k), n), int(finished)
+    try:
+        candidates = torch.zeros(rows.n, dtype=torch.bool, device="cpu")
+        candidates[vertices.cpu()] = True
+        known = find_choice(rows, k, candidates)
+    except UndecidedError:  # costs within rounding of the budget: here, they are compared exactly
+        if finished and not rows.broken(set(order[:k].tolist())):
+            best = np.arange(k)
+    else:
+        if known is None:
+            raise InfeasibleConstraintsError("no choice keeps all constraints: drop or relax one.")
+        best = np.flatnonzero(known.numpy()[order])
+        entries = W[np.ix_(best, best)].ravel().tolist()
+        best_value[0] = math.fsum(entries)
+        best_value[1] = math.fsum([*entries, -best_value[0]])
+    while not finished:
+        seen, finished = advance(W, c, best, best_value, max(1, WORK_BETWEEN_CLOCK_CHECKS // n), *by_vertex)
+        visited += seen
+        run.note([float(best_value[0])])
+        if not finished and run.expired():
+            break
+    if (best < 0).any():
+        if finished:
+            raise InfeasibleConstraintsError("no choice keeps all constraints: drop or relax one.")
+        raise SolverError("no choice that keeps all constraints was found in time: give more time_limit=.")
+    return best, visited, finished
 
 
 def _least(chosen: np.ndarray[Any, Any]) -> float:

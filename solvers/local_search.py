@@ -7,8 +7,10 @@ Triton kernel. For sparse W, a step costs about the degrees of its two vertices,
 neighbours, times log n. Guarantee: a verified 1-swap-local optimum, never worse than its start: no exchange improves f
 by more than the rounding error of its own two vertices' weights with S (`grace_opt.kernels.solve.exchange.rounding`),
 whatever the other weights are. On W in factors with more than some thousand vertices, exchanges are made among some
-promising ones at a time; the promise is the same, up to the rounding error of f itself. Good after MIES: it improves
-most of greedy's non-optimal answers on attention's W.
+promising ones at a time; the promise is the same, up to the rounding error of f itself. Under constraints, from the
+answer of an integer program near the start, exchanges that keep them, of up to two vertices, or sets that are chosen
+together, for two (`grace_opt.kernels.solve.constrained.exchange`); on the CPU. Good after MIES: it improves most of
+greedy's non-optimal answers on attention's W.
 Reference: Ghosh (1996), and any work on maximum diversity.
 """
 
@@ -23,16 +25,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grace_opt._util.arrays import power_of_two_scale
 from grace_opt.errors import OptionError
 from grace_opt.kernels._shared.dispatch import use_triton
 from grace_opt.kernels._shared.limits import LARGEST_ON_CHIP
 from grace_opt.kernels._shared.threads import split_batch
 from grace_opt.kernels.solve.columns.reference.exchange import ACCEPTING, BEGINNING, ExchangeState, window_size
+from grace_opt.kernels.solve.constrained.exchange import ConstrainedExchanges
 from grace_opt.kernels.solve.exchange import KERNEL, reference
 from grace_opt.kernels.solve.exchange.rounding import REFRESH, tolerance
 from grace_opt.kernels.solve.sparse.exchange import Exchanges
 from grace_opt.kernels.solve.sparse.pace import Pace
-from grace_opt.problem import FactoredWeights, Problem, SparseWeights, Weights
+from grace_opt.problem import Constraints, FactoredWeights, Problem, SparseWeights, Weights
 from grace_opt.registry import check_fields, integer, register_solver
 from grace_opt.run import Run
 from grace_opt.solution import SolverResult
@@ -76,12 +80,15 @@ class LocalSearchOptions:
     compiled=True,
     searches=True,
     forms=("sparse", "factored"),
+    constraints=True,
 )
 def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> SolverResult:
     """Exchange two vertices, the best pair at a time, until no exchange improves f."""
     mask = starting_masks(problem, options.start, run)
     run.ctrl_c_stops()
     run.begin()
+    if problem.constraints is not None:
+        return _constrained(problem.dense("local_search under constraints"), mask, options.max_steps, run)
     return _improved(problem.weights, problem, mask, options.max_steps, run)
 
 
@@ -151,6 +158,30 @@ def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -
         active = active[now - before == most]
     stats = {"iterations": int(done.max(initial=0))}
     return SolverResult(torch.from_numpy(chosen), limit=limit, stats=stats)
+
+
+def _constrained(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> SolverResult:
+    """Make exchanges that keep the constraints, one at a time."""
+    rows: Constraints = problem.constraints  # type: ignore[assignment]
+    free = problem.candidates[0].cpu().numpy()
+    W = problem.W[0].to("cpu", torch.float64).numpy() * np.outer(free, free)  # nothing that cannot be chosen matters
+    chosen, steps, limit = mask[0].cpu().numpy(), 0, torch.zeros_like(problem.k, dtype=torch.bool)
+    search = ConstrainedExchanges(W / power_of_two_scale(W), chosen, free, rows.units, *rows.integers)
+    value, active = problem.weights.objective(mask), torch.zeros(1, dtype=torch.int64, device=mask.device)
+    while True:
+        if run.watches:
+            active = _open(problem, mask, active, limit, run)
+        if run.expired() or not len(active) or (max_steps is not None and steps >= max_steps):
+            limit[:] = True
+            break
+        if not search.step():
+            break
+        found = torch.from_numpy(search.chosen).to(mask.device)[None]
+        lower = problem.weights.objective(found)
+        if not bool(lower < value):  # sums of weights so far apart that the small ones vanish
+            break
+        mask, value, steps = found, lower, steps + 1
+    return SolverResult(mask, limit=limit, stats={"iterations": steps})
 
 
 @_improved.register

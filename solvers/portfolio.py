@@ -7,7 +7,8 @@ the optimum); then tabu search again until the limit. Above 2000 vertices, tabu 
 greedy methods, `annealing`, on small graphs some tabu search, and the certificate: a time limit is annealing's but for
 a share. For W in factors with more than some thousand vertices: both greedy methods, tabu search until the limit, and
 the certificate. A step that does not fit into the remaining time is skipped, including `drop_greedy` and the bound for
-large W. Complexity: the sum of its parts. Guarantee: never worse than `mies`, and, given the time, never worse than
+large W. Under constraints: `local_search`, the certificate, and, with a time limit, branch and bound. Complexity: the
+sum of its parts. Guarantee: never worse than `mies` (which takes no constraints), and, given the time, never worse than
 `drop_greedy` or a local optimum of exchanges, and with a bound. Reference: Huberman, Lukose & Hogg, Science 275 (1997).
 """
 
@@ -73,10 +74,30 @@ class PortfolioOptions:
     compiled=True,
     searches=True,
     forms=("sparse", "factored"),
+    constraints=True,
 )
 def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> SolverResult:
     """Greedy, tabu search and a certificate; with a time limit, also branch and bound and more tabu search."""
+    if problem.constraints is not None:
+        return _constrained(problem.dense("portfolio under constraints"), options, run)
     return _found(problem.weights, problem, options, run)
+
+
+def _constrained(problem: Problem, options: PortfolioOptions, run: Run) -> SolverResult:
+    """Local search and a certificate; with a time limit, then branch and bound until that."""
+    found = _call("local_search", problem, run.leaving(bounds.seconds_to_certify(problem, options.bound)))
+    mask, stats = found.mask, dict(found.stats)
+    run.ctrl_c_stops()
+    bound = bounds.certificate(problem, options.bound, incumbent=mask, run=run.beside_search())
+    open_ = ~proved(problem, mask, problem.weights.objective(mask), bound)
+    if run.limited:
+        stats |= {"nodes": 0, "strong_bounds": 0}
+    if run.limited and bool(open_.any()) and problem.n <= LARGEST_RELAXED and not run.expired():
+        exact = _call("branch_and_bound", problem, run, start=mask)
+        mask = _better(problem, mask, exact.mask)
+        bound, stats = torch.maximum(bound, exact.lower_bound.to(bound)), stats | dict(exact.stats)  # type: ignore[union-attr]
+        open_ = ~proved(problem, mask, problem.weights.objective(mask), bound)
+    return SolverResult(mask, bound, open_ & run.limited, stats, certified=options.bound)
 
 
 @singledispatch

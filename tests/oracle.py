@@ -20,12 +20,28 @@ def _floats(W):
     return [[float(weight) for weight in row] for row in W]
 
 
-def optimum(W, k, protected=(), required=(), maximize=False):
-    """The least (or largest) objective over all k-subsets with all required vertices and no protected one."""
+def optimum(W, k, protected=(), required=(), maximize=False, **constraints):
+    """The least (or largest) objective over all k-subsets with all required vertices and no protected one.
+
+    Under constraints, over those that `keeps` them; None if there are none.
+    """
     W = _floats(W)
     free = [i for i in range(len(W)) if i not in set(protected)]
     best = max if maximize else min
-    return best(objective(W, S) for S in itertools.combinations(free, k) if set(required) <= set(S))
+    subsets = (S for S in itertools.combinations(free, k) if set(required) <= set(S) and keeps(S, **constraints))
+    return best((objective(W, S) for S in subsets), default=None)
+
+
+def keeps(S, groups=(), counts=None, exclude=(), together=(), costs=(), budget=None):
+    """Whether a set keeps all constraints; `counts` maps labels of `groups` to pairs (at least, at most)."""
+    S, counts = set(S), {} if counts is None else counts
+    size = {label: sum(groups[i] == label for i in S) for label in counts}
+    return (
+        all((low or 0) <= size[label] <= (len(S) if high is None else high) for label, (low, high) in counts.items())
+        and not any({*pair} <= S for pair in exclude)
+        and all(len(S & {*one}) in (0, len(one)) for one in together)
+        and (budget is None or math.fsum(costs[i] for i in S) <= budget)
+    )
 
 
 def think(W, k, protected=()):

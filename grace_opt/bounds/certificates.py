@@ -25,6 +25,7 @@ from .batched import AT_ONCE, LARGEST_EIGEN, ROW_SECONDS, eigenvalue_bound, in_c
 from .convexity import CHOLESKY_FROM, convex_shift
 from .factored import CLOSING, factored_bound
 from .incumbents import checked_incumbent
+from .lagrangian import lagrangian_bound
 from .of_batch import of_batch
 from .qcr import seconds_to_relax
 from .sparse import seconds_to_bound, sparse_bound
@@ -54,8 +55,9 @@ def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None,
     problem : Problem
         A flattened batch, of any n.
     level : {"fast", "tight"}
-        ``"fast"``: the best of `row_bound`, `fast_bound` and `eigenvalue_bound`; some milliseconds per instance of 64
-        vertices, seconds for 5000. ``"tight"``: `tight_bound` instead of `fast_bound`, which it is never below.
+        ``"fast"``: the best of `row_bound`, `fast_bound` and `eigenvalue_bound`, and under constraints
+        `grace_opt.bounds.lagrangian`; some milliseconds per instance of 64 vertices, seconds for 5000. ``"tight"``:
+        `tight_bound` instead of `fast_bound`, which it is never below.
     incumbent : Tensor (B, n), bool, optional
         A known choice per instance; `solve` passes its answer. Default: greedy and exchanges.
     run : Run, optional
@@ -104,6 +106,8 @@ def _certificate(W: Weights, problem: Problem, level: str, incumbent: Any, run: 
         left = _open(best, value)
         if len(left) and problem.n <= LARGEST_EIGEN and run.has_time(2 * seconds_to_relax(problem.n) * len(left)):
             best[left] = torch.maximum(best[left], in_chunks(eigenvalue_bound, problem.instances(left)))
+    if problem.constraints is not None and len(_open(best, value)):
+        best = torch.maximum(best, lagrangian_bound(problem, masks, run))
     return best
 
 

@@ -21,6 +21,7 @@ from ..problem import Problem
 from ..problem import symmetrize as symmetrize_matrix
 from ..solution import Solution
 from .common import AsJson, Exit, Seed, console, errors, errors_as_exit_codes, print_json
+from .constraints import Budget, ConstraintOptions, Costs, Counts, Data, Exclude, Groups, Together
 from .tables import solution_table
 from .values import parse_options, parse_vertices
 
@@ -102,6 +103,13 @@ def solve(
     symmetrize: Symmetrize = False,
     required: Required = None,
     protected: Protected = None,
+    data: Data = None,
+    groups: Groups = None,
+    counts: Counts = None,
+    exclude: Exclude = None,
+    together: Together = None,
+    costs: Costs = None,
+    budget: Budget = None,
     seed: Seed = 0,
     time_limit: TimeLimit = None,
     target: Target = None,
@@ -119,6 +127,7 @@ def solve(
         options = parse_options(option, instance.labels)
         common = _common(seed, (time_limit, target, patience), _level(certify, tight, False))
         common |= _wanted(instance, maximize, required)
+        common |= ConstraintOptions(data, groups, counts, exclude, together, costs, budget).arguments(instance.labels)
         problem = _problem(instance, _k(k, instance, file), protected)
         with redirect_stdout(sys.stderr):  # libraries print too, such as SCS at Ctrl-C; stdout is for the answer
             solution = api.solve(problem, None, method, **common, **options)
@@ -139,6 +148,13 @@ def compare(
     symmetrize: Symmetrize = False,
     required: Required = None,
     protected: Protected = None,
+    data: Data = None,
+    groups: Groups = None,
+    counts: Counts = None,
+    exclude: Exclude = None,
+    together: Together = None,
+    costs: Costs = None,
+    budget: Budget = None,
     seed: Seed = 0,
     time_limit: TimeLimit = None,
     target: Target = None,
@@ -157,6 +173,7 @@ def compare(
         instance = _read(file, symmetrize)
         common = _common(seed, (time_limit, target, patience), _level(certify, tight, True))
         common |= _wanted(instance, maximize, required)
+        common |= ConstraintOptions(data, groups, counts, exclude, together, costs, budget).arguments(instance.labels)
         problem = _problem(instance, _k(k, instance, file), protected)
         try:
             with redirect_stdout(sys.stderr):

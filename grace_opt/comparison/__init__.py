@@ -1,5 +1,6 @@
 """Several methods on one problem: their answers side by side, as a table, a DataFrame and JSON."""
 
 from .comparison import Comparison
+from .sizes import best_of_sizes
 
-__all__ = ["Comparison"]
+__all__ = ["Comparison", "best_of_sizes"]

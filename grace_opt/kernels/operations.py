@@ -8,6 +8,7 @@ from .solve import (
     annealing,
     columns,
     completion,
+    constrained,
     enumeration,
     exchange,
     extremes,
@@ -28,7 +29,7 @@ OPERATIONS = tuple(
     for door in (
         *(interaction, gather, received, coding, heads, decode, coded, reading),
         *(greedy, completion, exchange, tabu, annealing, sparse, columns),
-        *(enumeration, search, relaxation, shift),
+        *(enumeration, search, relaxation, shift, constrained),
         *(extremes, objective, indices, steps),
     )
 )

@@ -34,6 +34,8 @@ from .._util.sparse_rows import from_torch, rounding_of
 from .._util.vertices import vertex_mask
 from ..errors import ProblemError
 from ..kernels.solve.extremes import extremes
+from .constraints import NAMES as CONSTRAINTS
+from .constraints import Constraints
 from .dense import DenseWeights
 from .sparse import SparseWeights, symmetric_part
 from .weights import Weights
@@ -42,7 +44,7 @@ from .weights import Weights
 SPARSE_FROM, SPARSE_SHARE = 1000, 0.1
 #: Number of entries that are compared with their mirror images at a time.
 SYMMETRY_BLOCK = 1 << 22
-OF_SOLVE = "maximize= and required= belong to solve and compare: solve(Problem.of(W, k), required=[...])."
+OF_SOLVE = "maximize=, required= and constraints belong to solve and compare: solve(Problem.of(W, k), required=[...])."
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +73,9 @@ class Problem:
     required : Tensor, shape (..., n), bool, or None
         Vertices that ``solve(required=)`` chose before the solver runs: they are no candidates, and W and k are those
         of the rest. `Problem.of` never sets it.
+    constraints : Constraints or None
+        What a choice has to keep beside its size; of a single instance, and only methods registered with
+        ``constraints=True`` get it. Without the required vertices, as W and k are. `Problem.of` never sets it.
     """
 
     weights: Weights
@@ -81,6 +86,7 @@ class Problem:
     integer: bool = False
     labels: tuple[Any, ...] | None = None
     required: Tensor | None = None
+    constraints: Constraints | None = None
 
     @classmethod
     def of(
@@ -120,7 +126,7 @@ class Problem:
         >>> Problem.of([[2.0, -1.0], [-1.0, 3.0]], 1).n
         2
         """
-        refuse_unknown(cls.of, unknown, dict.fromkeys(("required", "maximize"), OF_SOLVE))
+        refuse_unknown(cls.of, unknown, dict.fromkeys(("required", "maximize", *CONSTRAINTS), OF_SOLVE))
         W, own = with_labels(W)
         if own is not None and labels is not None:
             raise ProblemError("W is a graph or a DataFrame, which has labels of its own: leave labels= out.")
@@ -226,6 +232,10 @@ class Problem:
         Of whole numbers, or these times a power of two, the largest: 2 for a graph, as f holds every edge twice.
         """
         return self.weights.step(self.candidates)
+
+    def with_size(self, k: int) -> Problem:
+        """Return the same single instance for another size."""
+        return replace(self, k=torch.full_like(self.k, k), k_max=k)
 
     def flatten(self) -> Problem:
         """Return the same instances with exactly one batch dimension, as batched solvers get them."""

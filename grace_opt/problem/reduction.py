@@ -35,6 +35,7 @@ from .._util.parameters import flag
 from .._util.vertices import vertex_mask
 from ..errors import OptionError, ProblemError
 from ..kernels.solve.columns.source import EXACT
+from .constraints import Constraints
 from .dense import DenseWeights
 from .factored import FactoredWeights
 from .problem import Problem
@@ -108,6 +109,7 @@ class Reduction:
             k_max=int(k.max()),
             integer=integer,
             required=mask,
+            constraints=_without(given, mask),
         )
         return cls(given, problem, upwards, torch.tensor(rest, dtype=torch.float64, device=k.device), flat)
 
@@ -204,6 +206,12 @@ def _check_required(given: Problem, mask: Tensor) -> None:
         at = many.nonzero()[0].tolist()
         count, k = int(count_true(mask)[tuple(at)]), int(given.k[tuple(at)])
         raise ProblemError(f"required names {count} vertices{where(at)}, but k = {k}: raise k, or require fewer.")
+
+
+def _without(given: Problem, required: Tensor) -> Constraints | None:
+    """The constraints on the other vertices."""
+    rows = given.constraints
+    return None if rows is None else rows.without(required.reshape(-1).nonzero().flatten().tolist())
 
 
 _Left = tuple[Weights, list[float], bool]

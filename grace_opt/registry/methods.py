@@ -23,9 +23,10 @@ from .._util.names import did_you_mean
 from .._util.optional import pip_install
 from .._util.parameters import choice, flag, plain, shown
 from .._util.warning import warn
-from ..errors import OptionError, UnknownSolverError
+from ..errors import OptionError, SolverError, UnknownSolverError
 from ..kernels._shared.threads import always_compiled
 from ..problem import DenseWeights, FactoredWeights, Problem, SparseWeights, Weights
+from ..problem.constraints import constraints_of
 from ..problem.dense import small_weights
 from ..run import Run
 from ..solution import SolverResult
@@ -77,6 +78,9 @@ class SolverSpec:
     forms : tuple of str
         Forms of W, beside a tensor, that it takes: "sparse" and "factored", see `grace_opt.problem.Weights`. Without
         them, it gets W as a tensor, if there is memory for it.
+    constraints : bool
+        Whether it takes problems with constraints, ``solve(groups=…, exclude=…, together=…, costs=…)``; without, it is
+        refused there.
     """
 
     name: str
@@ -90,11 +94,13 @@ class SolverSpec:
     compiled: bool = False
     searches: bool = False
     forms: tuple[str, ...] = ()
+    constraints: bool = False
 
-    def prepare(self, weights: Weights | None = None) -> None:
+    def prepare(self, weights: Weights | None = None, constrained: bool = False) -> None:
         """Load compiled code for W of this form and precision, compiling it first if it is new to this machine.
 
-        Called before a time limit starts; does nothing unless the method is `compiled`, or takes sparse W.
+        Called before a time limit starts; does nothing unless the method is `compiled`, or takes sparse W. The loops
+        for constraints are prepared only if there are some.
         """
         small = small_weights() if weights is None else weights.small()
         small = small if self.takes(small) else small_weights(small.dtype)
@@ -108,10 +114,25 @@ class SolverSpec:
                     for spec in (get(name) for name in ("mies", "drop_greedy")):  # where others start
                         problem.weights.objective(spec.solve(problem, spec.options(), Run(0)).mask)
                 _prepared.add((self.solver, small.dtype, small.form))
+            if constrained and (self.solver, small.dtype, "constrained") not in _prepared:
+                problem = Problem.of(small_weights(small.dtype), 12)
+                problem = replace(problem, constraints=constraints_of(problem.n, exclude=[(0, 1)]))
+                with always_compiled():
+                    self.solver(problem, self.options(), Run(0))
+                _prepared.add((self.solver, small.dtype, "constrained"))
 
     def takes(self, weights: Weights) -> bool:
         """Whether the method takes W in this form; it gets a tensor otherwise."""
         return weights.form in (DenseWeights.form, *self.forms)
+
+    def refuse_constraints(self, problem: Problem) -> None:
+        """Raise SolverError if the problem has constraints and the method does not take them."""
+        if problem.constraints is not None and not self.constraints:
+            able = [repr(name) for name, spec in sorted(specs().items()) if spec.constraints]
+            raise SolverError(
+                f"method {self.name!r} takes no constraints (groups=, exclude=, together=, costs=): use "
+                f"{', '.join(able[:-1])} or {able[-1]}."
+            )
 
     def make_options(self, given: Mapping[str, Any], arguments: Iterable[str] = ()) -> Any:
         """The options dataclass, or OptionError naming the accepted ones; `arguments` of the caller may be meant."""
@@ -129,6 +150,7 @@ class SolverSpec:
 
         Solvers of other packages get a copy, and an error if they write into it, unless `check` is False.
         """
+        self.refuse_constraints(problem)
         if problem.weights.whole_at_once() or not self.takes(problem.weights):
             return in_pieces(problem, options, run, f"method {self.name!r}", partial(self.solve, check=check))
         theirs = check and str(getattr(self.solver, "__module__", "")).partition(".")[0] != "grace_opt"
@@ -192,6 +214,7 @@ def register_solver(
     compiled: bool = False,
     searches: bool = False,
     forms: tuple[str, ...] = (),
+    constraints: bool = False,
 ) -> Callable[[Solver], Solver]:
     """Register the decorated function as method `name`.
 
@@ -201,7 +224,7 @@ def register_solver(
         The name for ``method=``.
     options : type
         Frozen dataclass of the method's options, which validates itself in ``__post_init__``.
-    exact, batched, requires, guarantee, compiled, searches, forms
+    exact, batched, requires, guarantee, compiled, searches, forms, constraints
         As in `SolverSpec`.
 
     Raises
@@ -234,8 +257,8 @@ def register_solver(
     for field in dataclasses.fields(options):
         if field.init and field.default is field.default_factory is dataclasses.MISSING:
             raise OptionError(f"option {field.name!r} of {name!r} has no default: every option needs one.")
-    flags = {"exact": exact, "batched": batched, "compiled": compiled, "searches": searches}
-    exact, batched, compiled, searches = (flag(key, value) for key, value in flags.items())
+    flags = {"exact": exact, "batched": batched, "compiled": compiled, "searches": searches, "constraints": constraints}
+    exact, batched, compiled, searches, constraints = (flag(key, value) for key, value in flags.items())
     requires, forms = _names("requires", requires), _names("forms", forms)
     for form in forms:
         choice("forms", form, (SparseWeights.form, FactoredWeights.form))
@@ -251,7 +274,7 @@ def register_solver(
                 f"a method named {name!r} is registered already ({taken.solver.__module__}): choose another name."
             )
         summary = (solver.__doc__ or "").strip().split("\n")[0]
-        known = (options, exact, batched, requires, guarantee, summary, compiled, searches, forms)
+        known = (options, exact, batched, requires, guarantee, summary, compiled, searches, forms, constraints)
         _REGISTRY[name] = SolverSpec(name, solver, *known)
         return solver
 

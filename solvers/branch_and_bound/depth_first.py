@@ -1,7 +1,7 @@
-"""`DepthFirst`: the compiled tree search of one subproblem, a slice of nodes at a time.
+"""`DepthFirst`: the compiled tree search of one subproblem, a slice of nodes at a time; and one that keeps linear rows.
 
 For exact methods, which decide how long to search and what to do with the rest. The loop itself is in
-`grace_opt.kernels.solve.search.cpu`.
+`grace_opt.kernels.solve.search.cpu`, and in `grace_opt.kernels.solve.constrained.cpu.search`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from grace_opt.bounds.qcr import QuadraticRelaxation
 from grace_opt.bounds.subproblem import Subproblem
+from grace_opt.problem.constraints import IntegerRows
 
 
 class DepthFirst:
@@ -74,3 +75,43 @@ class DepthFirst:
     def least_leaf(self) -> float:
         """A lower bound on the leaves seen so far, as far as it is below the cutoff they were compared with."""
         return self.leaf - self.relaxation.rounding
+
+
+class ConstrainedDepthFirst(DepthFirst):
+    """The search for choices that keep linear rows, of a subproblem that may pay for them.
+
+    Parameters
+    ----------
+    sub, relaxation
+        As for `DepthFirst`.
+    rows : IntegerRows
+        Over the instance's vertices.
+    multipliers : ndarray (r,)
+        Those that the subproblem's node weights pay for the rows.
+    """
+
+    def __init__(
+        self,
+        sub: Subproblem,
+        relaxation: QuadraticRelaxation,
+        rows: IntegerRows,
+        multipliers: npt.NDArray[np.float64],
+    ) -> None:
+        super().__init__(sub, relaxation)
+        kept = rows.restricted(sub.chosen, sub.vertices)
+        self.entries, self.limbs = np.ascontiguousarray(kept.A.T), np.ascontiguousarray(kept.limbs.T)
+        self.order = np.ascontiguousarray(np.argsort(kept.A, axis=1, kind="stable"))
+        self.kept, self.multipliers = kept, multipliers
+        self.paid = np.where(multipliers >= 0, kept.upper, kept.lower)
+
+    def advance(self, value: float, slack: float, count: int) -> tuple[float, int, npt.NDArray[np.bool_] | None]:
+        """As `DepthFirst.advance`; the choice keeps the rows and may be better: its f is to be summed."""
+        from grace_opt.kernels.solve.constrained.cpu.search import search
+
+        r, kept, began = self.relaxation, self.kept, time.monotonic()
+        nodes = self.sub.W, r.A, self.F, self.H, self.status, self.x, self.linear, self.pairs, self.constants
+        self.top, used, found = search(
+            *(*nodes, self.bounds, self.top, value, self.best_x, slack - r.rounding, self.weight, count),
+            *(self.entries, self.order, kept.lower, kept.upper, self.limbs, kept.limit, self.multipliers, self.paid),
+        )
+        return time.monotonic() - began, used, self.best_x.copy() if found else None

@@ -5,7 +5,9 @@ vertices of attention's W; (3) a diagonal shift by coordinate ascent (QCR-CD) ma
 the first place; probing again; (4) compiled depth-first search with that relaxation at every node, for a limited number
 of nodes; (5) if that does not finish, multipliers of products of pairs (DNN + RLT, by ADMM) tighten the relaxation, and
 depth-first search is tried again; (6) if that does not finish either, branch on the vertex that the relaxation is least
-sure of, and take both halves back to (5), the one with the lowest bound first.
+sure of, and take both halves back to (5), the one with the lowest bound first. Under constraints, all of it with node
+weights that pay for them (`grace_opt.bounds.lagrangian`), an incumbent by local_search, and a depth-first search that
+closes what cannot keep them.
 
 Complexity exponential at worst; O(n³) per relaxation, O(n²) per node. Guarantee: optimal, to 1e-9 of \|f\| (if f nearly
 cancels: to the rounding of the chosen weights), or to the last unit for whole numbers; every bound holds under
@@ -30,6 +32,7 @@ from grace_opt import bounds, registry
 from grace_opt._util.arrays import count_true
 from grace_opt.bounds import fixing
 from grace_opt.bounds.dnn import SECONDS_PER_DNN_STEP, DnnMultipliers, dnn_relaxation
+from grace_opt.bounds.lagrangian import priced
 from grace_opt.bounds.qcr import (
     LARGEST_RELAXED,
     QuadraticRelaxation,
@@ -44,7 +47,7 @@ from grace_opt.problem import Problem
 from grace_opt.registry import check_fields, choice, integer, register_solver
 from grace_opt.run import Run
 from grace_opt.solution import OPTIMALITY_RTOL, STEP_MARGIN, SolverResult, rounding
-from grace_opt.solvers.branch_and_bound.depth_first import DepthFirst
+from grace_opt.solvers.branch_and_bound.depth_first import ConstrainedDepthFirst, DepthFirst
 from grace_opt.starts import starting_masks
 
 #: Number of nodes of a depth-first search before pairs, with pairs, and with ``bound="sdp"``, which branches on the
@@ -96,6 +99,7 @@ class BranchAndBoundOptions:
     guarantee="optimal",
     compiled=True,
     searches=True,
+    constraints=True,
 )
 def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run) -> SolverResult:
     """Prove the optimum by relaxations, fixing and search, or stop at a limit with a valid bound."""
@@ -125,6 +129,8 @@ def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run)
 def _incumbents(problem: Problem, start: Any, run: Run) -> torch.Tensor:
     if not (isinstance(start, str) and start == "tabu"):
         return starting_masks(problem, start, run)
+    if problem.constraints is not None:
+        return starting_masks(problem, "local_search", run)
     spec = registry.get("tabu")
     # The default without a time limit: tabu search must not use up all the time.
     return spec.solve(problem, spec.make_options({"iterations": max(1000, 20 * problem.n)}), run).mask
@@ -158,7 +164,9 @@ class _Tree:
         self.sub, self.scale = Subproblem.of(problem, mask)
         self.value, self.allowed = self._exact(mask)
         self.known_bound = bound / self.scale
-        self.exact = sums_are_exact(problem)
+        self.rows = None if problem.constraints is None else problem.constraints.integers
+        self.multipliers = np.empty(0)
+        self.exact = self.rows is None and sums_are_exact(problem)
         self.step = step / self.scale
         self.rounding = 0.0  # of the first relaxation
         self.floor = math.inf  # least cutoff that parts were closed with, and least leaf that rounding leaves in doubt
@@ -202,11 +210,14 @@ class _Tree:
             self.at_work = self.known_bound if self.sub is None or not self.sub.decided else math.inf
             return
         self.run.begin()
-        before = math.inf
+        before, sub = math.inf, self.sub
+        if self.rows is not None:
+            paying = priced(sub, self.rows, self.value, self.run)
+            sub, self.multipliers = paying.sub, paying.multipliers
         while not self.open and not self.proved and self.value < before and not self.stopped:
             # Once, and again if parts were closed with too much slack before a better choice was known.
             before, self.floor = self.value, math.inf
-            self._grow(self.sub)
+            self._grow(sub)
 
     @property
     def cut_short(self) -> bool:
@@ -319,7 +330,11 @@ class _Tree:
         self, sub: Subproblem, relaxation: QuadraticRelaxation, budget: int
     ) -> tuple[float, npt.NDArray[np.float64]]:
         """Search a part for at most `budget` nodes. Returns the least bound left (inf: none), and the root's x."""
-        search = DepthFirst(sub, relaxation)
+        search = (
+            DepthFirst(sub, relaxation)
+            if self.rows is None
+            else ConstrainedDepthFirst(sub, relaxation, self.rows, self.multipliers)
+        )
         batch = min(32, max(1, FIRST_SLICE_ENTRIES // sub.m**2))
         while search.top and budget > 0 and not self.stopped:
             seconds, used, found = search.advance(self.value, self.slack, min(batch, budget, self._nodes_left()))
@@ -327,6 +342,8 @@ class _Tree:
             budget -= used
             if found is not None:
                 self._offer(sub, found)
+            if self.rows is not None and found is not None:
+                continue  # a slice that ends early tells little of the time of a node, and here many may
             batch = max(1, int(min(4.0, SECONDS_BETWEEN_CLOCK_CHECKS / max(seconds, 1e-9)) * batch))
         if not self.exact:
             self.floor = min(self.floor, search.least_leaf())
@@ -350,6 +367,8 @@ class _Tree:
     def _offer(self, sub: Subproblem, picked: npt.NDArray[np.bool_]) -> None:
         """Take a choice as the incumbent if it is better, by its recomputed objective."""
         mask = sub.whole_mask(picked, self.problem.n)
+        if self.problem.constraints is not None and self.problem.constraints.broken_by(torch.from_numpy(mask)):
+            return
         value, allowed = self._exact(mask)
         if value < self.value:
             self.floor = min(self.floor, self.cutoff)

@@ -39,7 +39,7 @@ def advance(W, c, best, best_value, budget):
                     best[a] = c[a]
             elif high > best_value[0]:  # a false alarm
                 value, error = _afresh(W, c, sums, errors)
-        out, new = _next(c)
+        out, new = next_subset(c)
         if new < 0:
             return seen + 1, True
         change = W[out, out] - 2.0 * sums[out] + W[new, new] + 2.0 * (sums[new] - W[out, new])
@@ -84,7 +84,7 @@ def _afresh(W, c, sums, errors):
 
 
 @inlined
-def _next(c):
+def next_subset(c):
     """Return, by algorithm R with 0-based positions, the exchange that leads to the next subset, ``out`` for ``new``;
     -1 at the end."""
     k = c.shape[0] - 1

@@ -1,0 +1,1 @@
+"""Compiled loops that keep linear rows, all in integers: `rows` compares, the others search."""
