@@ -22,12 +22,12 @@ from ._util.arrays import count_true
 from ._util.names import arguments_of, refuse_unknown
 from ._util.parameters import flag, integer, number, plain, shown
 from ._util.progress import progress_bar
-from .comparison import Comparison, best_of_sizes
+from .comparison import Comparison, best_of_sizes, several_solutions
 from .errors import ComparisonError, GraceError, OptionError, ProblemError, UnknownSolverError
 from .kernels._shared.limits import SMALL
 from .problem import Problem, Reduction, SparseWeights, Weights
 from .problem.constraints import NAMES as CONSTRAINTS
-from .problem.constraints import constraints_of, refuse_infeasible
+from .problem.constraints import Constraints, Row, constraints_of, refuse_infeasible
 from .registry import MethodOptions, SolverSpec
 from .registry.result_checks import bound_within_rounding
 from .run import Progress, Run, checked_seed
@@ -55,6 +55,8 @@ def solve(
     costs: Any = None,
     budget: float | None = None,
     data: Any = None,
+    solutions: int = 1,
+    min_difference: int = 1,
     seed: int = 0,
     time_limit: float | None = None,
     target: Any = None,
@@ -109,6 +111,12 @@ def solve(
     budget : float, optional
     data : DataFrame, optional
         Has the columns, a row for each vertex, by W's labels or in W's order.
+    solutions : int
+        How many different choices to find: the best, and `Solution.others` with the best of those that differ from all
+        before, if there are so many. Every one is proved, or not, as one is, and its bound is of what differs from
+        those before it. For methods that take constraints.
+    min_difference : int
+        How many vertices of each of these are missing in every other one.
     seed : int
         Seed of all random choices.
     time_limit : float, optional
@@ -198,10 +206,19 @@ def solve(
 
     >>> solve(W, 2, "exhaustive", groups=["a", "b", "a"], counts=1).indices
     array([1, 2])
+
+    The two best choices:
+
+    >>> first = solve(W, 2, "exhaustive", solutions=2)
+    >>> [(one.indices.tolist(), float(one.objective)) for one in (first, *first.others)]
+    [([0, 2], 5.0), ([1, 2], 8.0)]
     """
+    several = integer("solutions", solutions, at_least=1), integer("min_difference", min_difference, at_least=1)
     constraints = (groups, counts, exclude, together, costs, budget, data)
     if isinstance(k, tuple) and (sizes := _sizes(W, k, protected, check)) is not None:
         given, low, high = sizes
+        if several[0] > 1:
+            raise OptionError(f"solutions={several[0]} are of one size: give k as a number, or leave solutions= out.")
         _refuse_infeasible(_reduced(given, None, None, required, maximize, check, constraints), low)
         alike = {"maximize": maximize, "required": required, "seed": seed, "target": target, "patience": patience}
         alike |= {"certify": certify, "check": check, **dict(zip(CONSTRAINTS, constraints, strict=True)), **options}
@@ -222,10 +239,26 @@ def solve(
     callback = _checked_callback(callback)
     spec, made = registry.chosen(method, options, arguments_of(solve) if options else ())
     reduction.check_options(made)
-    spec.refuse_constraints(problem)
+    spec.refuse_constraints(problem, several[0] > 1)
     _refuse_infeasible(reduction)
     stopping = _Stopping.of(reduction, time_limit, target, patience)
     seed, level = checked_seed(seed), _level(certify)
+    if several[0] > 1:
+        given = _of_one_instance(reduction.given, f"solutions={several[0]}")
+        rows = () if given.constraints is None else given.constraints.rows
+        alike = {"maximize": maximize, "required": required, "seed": seed, "target": target, "patience": patience}
+        alike |= {"certify": certify, "check": check, **options}
+        if several[1] > given.k_max:
+            raise OptionError(
+                f"min_difference={several[1]}: choices of k = {given.k_max} vertices cannot differ in more than "
+                f"{given.k_max}."
+            )
+
+        def another(more: tuple[Row, ...], **limits: Any) -> Solution:
+            constrained = replace(given, constraints=Constraints((*rows, *more), given.n)) if rows or more else given
+            return solve(constrained, None, method, **alike, **limits)
+
+        return several_solutions(*several, another, time_limit=time_limit, callback=callback)
     if stopping.timed:
         _prepare(spec, level, problem)
     run = stopping.run(seed, callback=reduction.callback(callback))
@@ -548,12 +581,18 @@ def _checked_callback(callback: Any) -> Callable[[Progress], Any] | None:
 
 def _constrained(given: Problem, asked: Mapping[str, Any]) -> Problem:
     """The problem with the constraints that are asked for."""
+    given = _of_one_instance(given, f"constraints ({_asked(asked)})")
+    return replace(given, constraints=constraints_of(given.n, given.labels, **asked))
+
+
+def _of_one_instance(given: Problem, what: str) -> Problem:
+    """The problem; ProblemError if it is a batch."""
     if math.prod(given.batch_shape) != 1:
         raise ProblemError(
-            f"W is a batch of shape {given.batch_shape}, and constraints ({_asked(asked)}) are those of one instance: "
-            "solve its instances one by one."
+            f"W is a batch of shape {given.batch_shape}, and {what} are those of one instance: solve its instances one "
+            "by one."
         )
-    return replace(given, constraints=constraints_of(given.n, given.labels, **asked))
+    return given
 
 
 def _asked(asked: Mapping[str, Any]) -> str:

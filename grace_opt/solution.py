@@ -118,6 +118,8 @@ class Solution:
         The vertices that had to be chosen.
     problem : Problem or None
         What was solved; `verify` needs it.
+    others : tuple of Solution
+        With ``solutions=``: different choices, the best first.
 
     Examples
     --------
@@ -143,6 +145,7 @@ class Solution:
     maximize: bool = False
     required: Any = None
     problem: Problem | None = field(default=None, repr=False)
+    others: tuple[Solution, ...] = ()
 
     def __repr__(self) -> str:
         if getattr(self.objective, "ndim", 0):
@@ -153,7 +156,9 @@ class Solution:
         sought = " (maximised)" if self.maximize else ""
         chosen = self.indices.tolist() if self.labels is None else self.labels
         listed = str(chosen[:20])[:-1] + (", …]" if len(chosen) > 20 else "]")
-        return f"<Solution by {self.method}: f = {f:.9g}{sought}, {certified}, {self.status.name}, vertices {listed}>"
+        more = f", {len(self.others)} others" if self.others else ""
+        found = f"f = {f:.9g}{sought}, {certified}, {self.status.name}, vertices {listed}{more}"
+        return f"<Solution by {self.method}: {found}>"
 
     @property
     def bound(self) -> Any:
@@ -214,6 +219,7 @@ class Solution:
         ([1], None, 'FEASIBLE')
         """
         statuses = np.asarray(self.status, dtype=object)
+        others = {"others": [other.to_dict() for other in self.others]} if self.others else {}
         return {
             "method": self.method,
             "options": to_jsonable(dict(self.options)),
@@ -227,6 +233,7 @@ class Solution:
             "gap": to_jsonable(self.gap),
             "status": np.vectorize(lambda status: status.name, otypes=[object])(statuses).tolist(),
             "stats": to_jsonable(dict(self.stats)),
+            **others,
         }
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:

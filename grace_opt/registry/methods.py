@@ -125,13 +125,13 @@ class SolverSpec:
         """Whether the method takes W in this form; it gets a tensor otherwise."""
         return weights.form in (DenseWeights.form, *self.forms)
 
-    def refuse_constraints(self, problem: Problem) -> None:
-        """Raise SolverError if the problem has constraints and the method does not take them."""
-        if problem.constraints is not None and not self.constraints:
+    def refuse_constraints(self, problem: Problem, several: bool = False) -> None:
+        """Raise SolverError if the problem has constraints, or several solutions do, and the method takes none."""
+        if (several or problem.constraints is not None) and not self.constraints:
             able = [repr(name) for name, spec in sorted(specs().items()) if spec.constraints]
+            what = "solutions=" if problem.constraints is None else "groups=, exclude=, together=, costs="
             raise SolverError(
-                f"method {self.name!r} takes no constraints (groups=, exclude=, together=, costs=): use "
-                f"{', '.join(able[:-1])} or {able[-1]}."
+                f"method {self.name!r} takes no constraints ({what}): use {', '.join(able[:-1])} or {able[-1]}."
             )
 
     def make_options(self, given: Mapping[str, Any], arguments: Iterable[str] = ()) -> Any:
