@@ -184,8 +184,8 @@ def page(value: dict[str, Any]) -> Page:
         found=f"On {worst}, where it is worst of {len(models)} models, our codec's {BITS[0]:g} bits have "
         f"{shares[worst]:.2f} times the KL of LMCache's 4-bit codec (ends whole or not, whichever is better)"
         f"{''.join(f', and {share:.2f} times on {name}' for name, share in shares.items() if name != worst)}. They "
-        f"have {min(beside.values()):.1f} to {max(beside.values()):.1f} times the KL of `attach(bits={BITS[0]:g})`, which "
-        "knows the queries and codes whole prompts.",
+        f"have {min(beside.values()):.1f} to {max(beside.values()):.1f} times the KL of `attach(bits={BITS[0]:g})`, "
+        "which knows the queries and codes whole prompts.",
         sure=f"These are {min(len(of['cases']) for of in models.values())} passages of each model, with prompts of "
         f"{value['prompt']:,} tokens and {value['tokens']} after them; TurboQuant is our implementation, as LMCache's "
         "runs on GPUs alone.",
