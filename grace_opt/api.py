@@ -25,7 +25,7 @@ from ._util.progress import progress_bar
 from .comparison import Comparison, best_of_sizes, several_solutions
 from .errors import ComparisonError, GraceError, OptionError, ProblemError, UnknownSolverError
 from .kernels._shared.limits import SMALL
-from .problem import Problem, Reduction, SparseWeights, Weights
+from .problem import Problem, Reduction, SparseWeights
 from .problem.constraints import NAMES as CONSTRAINTS
 from .problem.constraints import Constraints, Row, constraints_of, refuse_infeasible
 from .registry import MethodOptions, SolverSpec
@@ -565,8 +565,6 @@ def _sizes(W: Any, k: tuple[Any, ...], protected: Any, check: bool) -> tuple[Pro
 
 def _is_batch(W: Any) -> bool:
     """Whether W has leading dimensions; a list of graphs or frames has one."""
-    if isinstance(W, Weights):
-        return bool(W.batch)
     depth = 0
     while isinstance(W, list | tuple) and W:
         W, depth = W[0], depth + 1

@@ -23,7 +23,7 @@ from grace_opt.bounds.subproblem import Subproblem
 from grace_opt.cli.app import app
 from grace_opt.cli.constraints import ConstraintOptions
 from grace_opt.errors import InfeasibleConstraintsError, OptionError, ProblemError, SolverError
-from grace_opt.problem.constraints import constraints_of, feasible, find_choice
+from grace_opt.problem.constraints import UndecidedError, constraints_of, find_choice, program
 from grace_opt.problem.constraints.costs import cost_row
 from grace_opt.solvers.branch_and_bound.depth_first import ConstrainedDepthFirst
 from grace_opt.testing import KINDS, check_solution, instance
@@ -414,8 +414,8 @@ def test_what_is_not_certain_is_not_said(monkeypatch):
     assert find_choice(rows, 2, every).tolist() == [True, False, True]
     costs = {"costs": [0.5, dear, dear], "budget": 1.0}
     assert find_choice(constraints_of(3, **costs), 2, every) is None  # after excluding all three, one by one
-    monkeypatch.setattr(feasible, "EXCLUDED", 1)
-    with pytest.raises(feasible.UndecidedError):
+    monkeypatch.setattr(program, "EXCLUDED", 1)
+    with pytest.raises(UndecidedError):
         find_choice(constraints_of(3, **costs), 2, every)
     with pytest.raises(InfeasibleConstraintsError):
         solve(np.eye(3), 2, "exhaustive", **costs)

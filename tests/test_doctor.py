@@ -159,6 +159,7 @@ def spoil_values(original):
         ("decode", "host.decode_attention", after(lambda found: found * 1.001)),
         ("enumeration", "cpu.advance", after(lambda found: (found[0] - 1, found[1]))),
         ("constrained", "cpu.enumeration.advance", after(lambda found: (found[0] - 1, found[1]))),
+        ("constrained", "cpu.search.search", after(lambda found: (*found[:2], False))),
         ("relaxation", "cpu.minimise", after(lambda found: (found[0] + 100.0, *found[1:]))),
         ("shift", "cpu.ascend", after(lambda found: -found)),
         ("search", "cpu.search", after(lambda found: (found[0], found[1] - 1.0, *found[2:]))),

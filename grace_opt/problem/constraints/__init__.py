@@ -5,7 +5,8 @@ whether a choice keeps them, and `feasible` finds a choice that does, or says wh
 """
 
 from .arguments import NAMES, constraints_of
-from .feasible import UndecidedError, find_choice, refuse_infeasible
+from .feasible import find_choice, refuse_infeasible
+from .program import UndecidedError
 from .rows import Constraints, IntegerRows, Row
 
 __all__ = [

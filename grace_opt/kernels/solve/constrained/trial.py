@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..._shared.cases import small_instance
 
@@ -12,7 +14,7 @@ K = 4
 
 
 def cpu() -> bool:
-    """Check that both find the least f of all subsets with one vertex each of two groups and costs in a budget."""
+    """Check that all find the least f of all subsets with one vertex each of two groups and costs in a budget."""
     from .cpu.enumeration import advance
     from .exchange import ConstrainedExchanges
 
@@ -35,4 +37,26 @@ def cpu() -> bool:
     search = ConstrainedExchanges(W, start, np.ones(n, bool), np.arange(n), A, lower, upper, limbs, limit)
     while search.step():
         pass
-    return bool(enumerated and values.get(tuple(np.flatnonzero(search.chosen).tolist())) == value[0])
+    exchanged = values.get(tuple(np.flatnonzero(search.chosen).tolist())) == value[0]
+    return bool(enumerated and exchanged and _least_in_tree(W, A, rows) == value[0])
+
+
+def _least_in_tree(W: npt.NDArray[np.float64], A: npt.NDArray[np.int64], rows: tuple[Any, ...]) -> float:
+    """Return the least f that the tree search finds, paying half a unit for the first row."""
+    from .cpu.search import search
+
+    m, depth, shift = len(W), len(W) + 8, 1.0 - float(np.linalg.eigvalsh(W)[0])
+    price = np.array([0.5, 0.0])
+    relaxed, nothing = W + shift * np.eye(m), np.zeros((m, m))
+    status, consts, bounds = np.zeros((depth, m), np.int8), np.zeros((depth, 3)), np.full(depth, -np.inf)
+    X, C, E = np.full((depth, m), K / m), np.zeros((depth, m)), np.zeros((depth, m))
+    C[0], consts[0] = price @ A, (-price.sum(), 0.0, K)
+    chosen, order = np.zeros(m, np.bool_), np.argsort(A, axis=1, kind="stable")
+    top, best, nodes, stack = 1, np.inf, 0, (W, relaxed, nothing, nothing, status, X, C, E, consts, bounds)
+    entries, lower, upper, limbs, limit = rows
+    while top and nodes < 10_000:
+        more = entries, order, lower, upper, limbs, limit, price, np.ones(2, np.int64)
+        top, used, found = search(*stack, top, best, chosen, 0.0, np.ones(m), 10_000, *more)
+        best = min(best, float(W[np.ix_(chosen, chosen)].sum())) if found else best
+        nodes += used
+    return best if top == 0 else np.inf
