@@ -11,6 +11,7 @@ import math
 import os
 import struct
 import zlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -25,9 +26,16 @@ LEAST_TOKENS = 64
 #: Most tokens of a block: places of tokens take 15 bits.
 MOST_TOKENS = 2**15 - 1
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-#: What every block begins with: a name, the basis, the bits, tokens, the place of its type in `_DTYPES`, a checksum.
-_HEADER = struct.Struct("<4s8sdIII")
+#: Numbers have at most 8 bits; what is stored beside them takes the rest.
+MOST_BITS = 9.0
+#: Largest number: squares of larger ones would leave float32.
+LARGEST = 2.0**60
+#: What every block begins with: a checksum of what follows, a name, the basis, the bits, tokens, the place of its type
+#: in `_DTYPES`.
+_HEADER = struct.Struct("<I4s8sdII")
 _NAME = b"GOB1"
+#: Bytes of the checksum.
+_CHECK = 4
 
 
 class BlockCodec:
@@ -38,7 +46,7 @@ class BlockCodec:
     basis : CalibratedBasis or path
         Of the model; ``grace-opt calibrate basis MODEL -o FILE`` makes the file.
     bits : float
-        Mean bits per number of the layers that are coded, with all that is stored beside: more than 0, at most 16.
+        Mean bits per number of the layers that are coded, with all that is stored beside: more than 0, at most 9.
         Layers with a sliding window, which have no basis, stay as they are.
 
     Raises
@@ -77,11 +85,12 @@ class BlockCodec:
     """
 
     def __init__(self, basis: CalibratedBasis | str | os.PathLike[str], bits: float = 2.5) -> None:
-        self.basis = basis if isinstance(basis, CalibratedBasis) else CalibratedBasis.load(basis)
-        self.bits = number("bits", bits, above=0, at_most=16)
+        known, self._bits = isinstance(basis, CalibratedBasis), number("bits", bits, above=0, at_most=MOST_BITS)
+        self._basis = basis if isinstance(basis, CalibratedBasis) else CalibratedBasis.load(basis)
         if not self.basis.expected:
             raise CalibrationError(
-                "the basis was made before blocks could be coded; make it anew: grace-opt calibrate basis MODEL -o FILE"
+                f"the basis{'' if known else f' in {os.fspath(basis)}'} was made before blocks could be coded; "  # type: ignore[arg-type]
+                "make it anew: grace-opt calibrate basis MODEL -o FILE"
             )
         shapes = {each.energy.shape for kind in (self.basis.keys, self.basis.values) for each in kind.values()}
         if len(shapes) > 1:
@@ -92,6 +101,25 @@ class BlockCodec:
         self._layers = int(self.basis.fingerprint["num_hidden_layers"])
         self._digest = bytes.fromhex(self.basis.digest())[:8]
         self._known: dict[tuple[int, torch.dtype], dict[int, BlockLayer]] = {}
+
+    @property
+    def basis(self) -> CalibratedBasis:
+        """The model's basis."""
+        return self._basis
+
+    @property
+    def bits(self) -> float:
+        """Mean bits per number of the layers that are coded."""
+        return self._bits
+
+    def __repr__(self) -> str:
+        return f"<BlockCodec with bits={self.bits:g}, basis {self._digest.hex()}>"
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Raise `CacheError` unless this is the shape of a block of the model, ``(2, L, n, H d)``."""
+        wanted = (2, self._layers, "tokens", self._heads * self._width)
+        if len(shape) != 4 or (*shape[:2], "tokens", shape[3]) != wanted:
+            raise CacheError(f"the block has shape {tuple(shape)}, and one of this model has {wanted}")
 
     def nbytes(self, tokens: int, dtype: torch.dtype) -> int:
         """Return the bytes of a block.
@@ -134,22 +162,26 @@ class BlockCodec:
         CacheError
             If it is not the model's, or not finite.
         """
-        wanted = (2, self._layers, "tokens", self._heads * self._width)
-        if block.dim() != 4 or (*block.shape[:2], "tokens", block.shape[3]) != wanted:
-            raise CacheError(f"the block has shape {tuple(block.shape)}, and one of this model has {wanted}")
+        if not isinstance(block, Tensor):
+            raise CacheError(f"the block is {shown(block)}: give a tensor")
+        self.check_shape(block.shape)
         length = self.nbytes(block.shape[2], block.dtype) - _HEADER.size
         here = block.detach().cpu()
-        if not here.isfinite().all():
-            raise CacheError("the block has numbers that are not finite")
+        if not (here.abs() <= LARGEST).all():
+            raise CacheError("the block has numbers that are not finite, or larger than 2^60")
         coded = self._coded(here.shape[2], here.dtype)
-        parts = [
-            coded[layer].encode(*self._by_heads(here[:, layer])) if layer in coded else _as_bytes(here[:, layer])
-            for layer in range(self._layers)
-        ]
+        with torch.autocast("cpu", enabled=False):  # the same bytes wherever it is called
+            parts = [
+                coded[layer].encode(*self._by_heads(here[:, layer])) if layer in coded else _as_bytes(here[:, layer])
+                for layer in range(self._layers)
+            ]
         body = torch.cat(parts)
         assert len(body) == length
-        about = (_NAME, self._digest, self.bits, here.shape[2], _DTYPES.index(here.dtype), _checksum(body))
-        return torch.cat([torch.frombuffer(bytearray(_HEADER.pack(*about)), dtype=torch.uint8), body])
+        about = (_NAME, self._digest, self.bits, here.shape[2], _DTYPES.index(here.dtype))
+        header = torch.frombuffer(bytearray(_HEADER.pack(0, *about)), dtype=torch.uint8)
+        data = torch.cat([header, body])
+        data[:_CHECK] = torch.frombuffer(bytearray(_checksum(data[_CHECK:])), dtype=torch.uint8)
+        return data
 
     @torch.no_grad()
     def decode(self, data: Tensor) -> Tensor:
@@ -170,31 +202,38 @@ class BlockCodec:
         CacheError
             If it is no block, one of another basis or of other bits, or damaged.
         """
-        if data.dtype != torch.uint8 or data.dim() != 1 or len(data) < _HEADER.size:
-            raise CacheError(f"this is no block: {data.dtype} {tuple(data.shape)} in place of bytes")
-        name, digest, bits, tokens, kind, check = _HEADER.unpack(data[: _HEADER.size].numpy().tobytes())
-        if name != _NAME or kind >= len(_DTYPES) or not 0 < tokens <= MOST_TOKENS:
-            raise CacheError("this is no block of grace_opt, or a damaged one")
-        if digest != self._digest or bits != self.bits:
+        if not isinstance(data, Tensor) or data.dtype != torch.uint8 or data.dim() != 1 or len(data) < _HEADER.size:
             raise CacheError(
-                f"the block was coded with bits={bits:g} and basis {digest.hex()}, and is read with bits={self.bits:g} "
-                f"and basis {self._digest.hex()}: read it with the same file"
+                f"this is no block: {shown(data)}; give its bytes as a tensor of uint8, as "
+                "torch.frombuffer(bytearray(data), dtype=torch.uint8)"
             )
-        dtype = _DTYPES[kind]
-        body = data[_HEADER.size : self.nbytes(tokens, dtype)]
-        if len(body) < self.nbytes(tokens, dtype) - _HEADER.size or _checksum(body) != check:
+        _, name, digest, bits, tokens, kind = _HEADER.unpack(data[: _HEADER.size].numpy().tobytes())
+        if name != _NAME:
+            raise CacheError("this is no block of grace_opt, or a damaged one")
+        size = -1
+        if digest == self._digest and bits == self.bits and kind < len(_DTYPES) and 0 < tokens <= MOST_TOKENS:
+            size = self.nbytes(tokens, _DTYPES[kind])
+        body = data[_HEADER.size : size]
+        if size < 0 or len(data) < size or data[:_CHECK].numpy().tobytes() != _checksum(data[_CHECK:size]):
+            if size < 0 and (digest != self._digest or bits != self.bits):
+                raise CacheError(
+                    f"the block was coded with bits={bits!r} and basis {digest.hex()}, and is read with "
+                    f"bits={self.bits!r} and basis {self._digest.hex()}: read it with those, or it is damaged"
+                )
             raise CacheError("the block is damaged: its bytes are not those that were written")
+        dtype = _DTYPES[kind]
         coded, shape = self._coded(tokens, dtype), (2, tokens, self._heads * self._width)
         found, at = [], 0
-        for layer in range(self._layers):
-            if layer in coded:
-                part = body[at : at + coded[layer].nbytes]
-                found.append(torch.stack(coded[layer].decode(part)).transpose(1, 2).reshape(shape))
-            else:
-                part = body[at : at + math.prod(shape) * dtype.itemsize]
-                found.append(part.clone().view(dtype).view(shape))
-            at += len(part)
-        return torch.stack(found, dim=1)
+        with torch.autocast("cpu", enabled=False):
+            for layer in range(self._layers):
+                if layer in coded:
+                    part = body[at : at + coded[layer].nbytes]
+                    found.append(torch.stack(coded[layer].decode(part)).transpose(1, 2).reshape(shape))
+                else:
+                    part = body[at : at + math.prod(shape) * dtype.itemsize]
+                    found.append(part.clone().view(dtype).view(shape))
+                at += len(part)
+            return torch.stack(found, dim=1)
 
     def _by_heads(self, layer: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values ``(H, n, d)`` of ``(2, n, H d)``."""
@@ -218,9 +257,9 @@ class BlockCodec:
         # Besides what every layer takes, of which dense tokens are a part.
         means = [(self.bits * tokens - 8 * each / numbers) / left for each in fixed]
         if min(means) < 0:
-            least = max(8 * each / numbers / tokens for each in fixed)
+            least = math.ceil(1e3 * max(8 * each / numbers / tokens for each in fixed)) / 1e3
             raise OptionError(
-                f"bits={self.bits:g}: of blocks of {tokens} tokens, means and dense tokens alone take {least:.3g} bits "
+                f"bits={self.bits:g}: of blocks of {tokens} tokens, means and dense tokens alone take {least:g} bits "
                 "per number; write more, or use longer blocks"
             )
         return {
@@ -240,5 +279,5 @@ def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().flatten().view(torch.uint8)
 
 
-def _checksum(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.numpy().tobytes())
+def _checksum(tensor: Tensor) -> bytes:
+    return struct.pack("<I", zlib.crc32(tensor.numpy().tobytes()))

@@ -101,7 +101,8 @@ class BlockLayer:
             tensor[:, dense] = exact
             coded = self._codes(take, exact.shape[-1], room(bits)).decode() @ basis.decode
             into = place[..., None].expand_as(coded)
-            tensor[:, rest] = torch.empty_like(coded).scatter_(1, into, coded).to(self.dtype)
+            most = torch.finfo(self.dtype).max  # what is rounded may leave float16
+            tensor[:, rest] = torch.empty_like(coded).scatter_(1, into, coded).clamp(-most, most).to(self.dtype)
             found.append(tensor)
         return found[0], found[1]
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from .._util.names import did_you_mean
+from .._util.parameters import integer
 from ..errors import CacheError, MissingLibraryError, OptionError
 from .block_codec import BlockCodec
 
@@ -59,11 +60,12 @@ def processor(settings: Mapping[str, Any]) -> Any:
     if unknown := [each for each in settings if each not in SETTINGS]:
         hint = did_you_mean(unknown[0], SETTINGS)
         raise OptionError(f"the serde has no setting {unknown[0]!r}; it knows {', '.join(SETTINGS)}.{hint}")
-    if "basis" not in settings:
+    if not isinstance(settings.get("basis"), str):
         raise OptionError(
             'the serde needs "basis": FILE of the model; make it: grace-opt calibrate basis MODEL -o FILE'
         )
     codec = BlockCodec(settings["basis"], settings.get("bits", 2.5))
+    workers = integer("max_workers", settings.get("max_workers", 1), at_least=1)
     serde = _lmcache()
 
     class Serializer(serde.Serializer):  # type: ignore[misc,name-defined]
@@ -77,19 +79,24 @@ def processor(settings: Mapping[str, Any]) -> Any:
             return len(data)
 
         def estimate_serialized_size(self, layout_desc: Any) -> int:
-            layouts = zip(layout_desc.shapes, layout_desc.dtypes, strict=True)
-            return sum(codec.nbytes(int(shape[2]), dtype) for shape, dtype in layouts)
+            if len(layout_desc.shapes) != 1:
+                raise CacheError(f"blocks have all layers in one tensor, and this one has {len(layout_desc.shapes)}")
+            codec.check_shape(layout_desc.shapes[0])
+            return codec.nbytes(int(layout_desc.shapes[0][2]), layout_desc.dtypes[0])
 
     class Deserializer(serde.Deserializer):  # type: ignore[misc,name-defined]
         """Reads a block from LMCache's buffer."""
 
         def deserialize(self, src: Any, dst: Any, key: Any = None) -> None:
             found, into = codec.decode(_tensor(src).flatten().cpu()), _tensor(dst)
-            if found.shape != into.shape:
-                raise CacheError(f"the block has shape {tuple(found.shape)}, and {tuple(into.shape)} is asked for")
+            if found.shape != into.shape or found.dtype != into.dtype:
+                raise CacheError(
+                    f"the block has {found.dtype} {tuple(found.shape)}, and {into.dtype} {tuple(into.shape)} is asked "
+                    "for"
+                )
             into.copy_(found)
 
-    return serde.AsyncSerdeProcessor(Serializer(), Deserializer(), max_workers=int(settings.get("max_workers", 1)))
+    return serde.AsyncSerdeProcessor(Serializer(), Deserializer(), max_workers=workers)
 
 
 def _tensor(memory: Any) -> torch.Tensor:
@@ -113,7 +120,10 @@ def _lmcache() -> Any:
 
 def main() -> None:
     """Run LMCache's command line, with the serde."""
-    register()
+    try:
+        register()
+    except MissingLibraryError as error:
+        raise SystemExit(f"grace_opt: {error}") from None
     importlib.import_module("lmcache.cli.main").main()
 
 
