@@ -113,8 +113,8 @@ def solve(
         Has the columns, a row for each vertex, by W's labels or in W's order.
     solutions : int
         How many different choices to find: the best, and `Solution.others` with the best of those that differ from all
-        before, if there are so many. Every one is proved, or not, as one is, and its bound is of what differs from
-        those before it. For methods that take constraints.
+        before; fewer if there are no more, or a limit or the callback ends the search. Every one is proved, or not, as
+        one is, and its bound is of what differs from those before it. For methods that take constraints.
     min_difference : int
         How many vertices of each of these are missing in every other one.
     seed : int
@@ -219,7 +219,10 @@ def solve(
         given, low, high = sizes
         if several[0] > 1:
             raise OptionError(f"solutions={several[0]} are of one size: give k as a number, or leave solutions= out.")
-        _refuse_infeasible(_reduced(given, None, None, required, maximize, check, constraints), low)
+        reduced = _reduced(given, None, None, required, maximize, check, constraints)
+        _refuse_infeasible(reduced, low)
+        if reduced.problem.required is not None:  # smaller sizes have no choice
+            low = max(low, int(count_true(reduced.problem.required)))
         alike = {"maximize": maximize, "required": required, "seed": seed, "target": target, "patience": patience}
         alike |= {"certify": certify, "check": check, **dict(zip(CONSTRAINTS, constraints, strict=True)), **options}
 
@@ -560,7 +563,13 @@ def _sizes(W: Any, k: tuple[Any, ...], protected: Any, check: bool) -> tuple[Pro
     if low > high:
         raise ProblemError(f"k={k}: give a range of sizes as (low, high), the smaller one first.")
     flag("check", check)
-    return Problem.of(W, high, protected=protected, check=check), low, high
+    some = Problem.of(W, low, protected=protected, check=check)
+    free = int(count_true(some.candidates))
+    if free < high <= some.n:
+        high = free  # larger sizes have no choice
+    if high > some.n:
+        Problem.of(W, high, check=check)  # refuses it
+    return some.with_size(high), low, high
 
 
 def _is_batch(W: Any) -> bool:

@@ -139,3 +139,86 @@ def test_refusals(arguments, error, message):
     whole = {"W": symmetric(5, 0), "k": 3, "method": "exhaustive"} | arguments
     with pytest.raises(error, match=message):
         grace_opt.solve(**whole)
+
+
+class _Clock:
+    """A clock that only a solve moves."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.mark.parametrize("module", ["several", "sizes"])
+def test_no_further_solve_begins_after_the_time_limit(module, monkeypatch):
+    import importlib
+
+    part, clock, shares = importlib.import_module(f"grace_opt.comparison.{module}"), _Clock(), []
+    monkeypatch.setattr(part, "time", clock)
+    W = symmetric(6, 1)
+
+    def slow(what, time_limit, callback):
+        shares.append(time_limit)
+        clock.now += 1.0
+        return grace_opt.solve(W, what if module == "sizes" else 3, "exhaustive")
+
+    if module == "several":
+        found = part.several_solutions(5, 1, slow, time_limit=1.5, callback=None)
+        assert len(found.others) == 1
+    else:
+        found = part.best_of_sizes(range(1, 6), slow, maximize=False, time_limit=1.5, target=None, callback=None)
+        assert found.status.name == "LIMIT"
+        assert found.lower_bound == -math.inf
+    assert shares == [0.3, 0.125]
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_progress_of_a_range_is_of_all_sizes(maximize):
+    W, seen = symmetric(14, 2), []
+    found = grace_opt.solve(
+        W, (3, 9), "branch_and_bound", maximize=maximize, callback=lambda progress: seen.append(progress)
+    )
+    best = float(found.objective)
+    assert found.status.name == "OPTIMAL"
+    values = [progress.objective for progress in seen]
+    assert values == sorted(values, reverse=not maximize)
+    for progress in seen:
+        assert progress.lower_bound <= best + 1e-9 * abs(best)
+        assert progress.upper_bound >= best - 1e-9 * abs(best)
+        assert math.isclose(objective(W, np.flatnonzero(progress.mask)), progress.objective, rel_tol=1e-9)
+
+
+def test_sizes_that_cannot_be_are_left_out():
+    W = symmetric(6, 4)
+    assert grace_opt.solve(W, (1, 6), "exhaustive", protected=[0]).status.name == "OPTIMAL"
+    both = grace_opt.solve(W, (0, 3), "exhaustive", required=[0, 1])
+    assert both.status.name == "OPTIMAL"
+    assert {0, 1} <= set(both.indices.tolist())
+    assert isinstance(both.mask, np.ndarray)
+    with pytest.raises(ProblemError, match="unprotected"):
+        grace_opt.solve(W, (4, 6), "exhaustive", protected=[0, 1, 2])
+    with pytest.raises(ProblemError, match="required names 3 vertices, but k = 2"):
+        grace_opt.solve(W, (0, 2), "exhaustive", required=[0, 1, 2])
+
+
+def test_a_range_that_is_stopped_says_so():
+    found = grace_opt.solve(symmetric(14, 2), (3, 9), "branch_and_bound", callback=lambda progress: True)
+    assert found.status.name == "LIMIT"
+    assert found.lower_bound == -math.inf
+
+
+def test_columns_with_missing_labels_or_in_another_order_are_refused():
+    import pandas as pd
+
+    W = symmetric(4, 1)
+    for dtype in ("Int64", "string", "object"):
+        column = pd.Series([None, "1" if dtype != "Int64" else 1, None, None], dtype=dtype)
+        with pytest.raises(ProblemError, match="vertex 0 has the label"):
+            grace_opt.solve(W, 2, "exhaustive", groups=column, counts=1)
+    turned = pd.DataFrame({"g": [*"xxyy"]}, index=[3, 2, 1, 0])
+    with pytest.raises(ProblemError, match=r"sort_index\(\)"):
+        grace_opt.solve(W, 2, "exhaustive", groups="g", counts=1, data=turned)
+    other = pd.DataFrame({"g": [*"xxyy"]}, index=[10, 20, 30, 40])
+    assert grace_opt.solve(W, 2, "exhaustive", groups="g", counts=np.array(1), data=other).status.name == "OPTIMAL"

@@ -39,7 +39,7 @@ def several_solutions(
     solve_one : callable
         ``(rows, time_limit=, callback=) -> Solution`` of one instance under these constraints beside its own.
     time_limit : float or None
-        Seconds, for all together.
+        Seconds, for all together: no further choice is sought after them.
     callback : callable or None
         As in `grace_opt.solve`; if it returns True, no further choice is sought.
 
@@ -58,7 +58,10 @@ def several_solutions(
     while len(found) < count and not stopped:
         share = None
         if time_limit is not None:
-            share = max((time_limit - (time.monotonic() - began)) / (count - len(found)), LEAST_SECONDS)
+            left = time_limit - (time.monotonic() - began)
+            if found and left <= 0:
+                break
+            share = max(left / (count - len(found)), LEAST_SECONDS)
         try:
             found.append(solve_one(tuple(rows), time_limit=share, callback=None if callback is None else told))
         except InfeasibleConstraintsError:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..errors import InfeasibleConstraintsError
@@ -25,19 +26,43 @@ LEAST_SECONDS = 1e-3
 
 @dataclass
 class _Callback:
-    """The user's callback, which also stops a size that can have no better choice than the best one known."""
+    """The user's callback, which also stops a size that can have no better choice than the best one known.
+
+    The user sees the best choice of all sizes so far. A bound for all is not known before the last one is solved: until
+    then, it is infinite.
+    """
 
     call: Callable[[Progress], Any] | None
     maximize: bool
-    best: float
+    best: Solution | None = None
+    least: float = math.inf  # of the bounds of the sizes before
+    is_last: bool = False
     stopped: bool = False
+
+    @property
+    def value(self) -> float:
+        """f of the best choice, to be minimised."""
+        return math.inf if self.best is None else self.signed(self.best.objective)
+
+    def signed(self, value: Any) -> float:
+        """An objective or a bound as one to be minimised."""
+        return -float(value) if self.maximize else float(value)
 
     def __call__(self, progress: Progress) -> bool:
         """Return whether to stop this size."""
-        if self.call is not None and self.call(progress):
-            self.stopped = True
-        bound = -progress.upper_bound if self.maximize else progress.lower_bound
-        return self.stopped or bound >= self.best
+        bound = self.signed(progress.upper_bound if self.maximize else progress.lower_bound)
+        if self.call is not None:
+            self.stopped = self.stopped or bool(self.call(self._of_all(progress, bound)))
+        return self.stopped or bound >= self.value
+
+    def _of_all(self, progress: Progress, bound: float) -> Progress:
+        least = min(bound, self.least, self.value) if self.is_last else -math.inf
+        if self.best is not None and self.value <= self.signed(progress.objective):
+            mask = np.asarray(self.best.mask.cpu() if isinstance(self.best.mask, torch.Tensor) else self.best.mask)
+            progress = replace(progress, objective=float(self.best.objective), mask=mask.reshape(progress.mask.shape))
+        f = progress.objective
+        ends = (f, 0.0 - least) if self.maximize else (least, f)
+        return replace(progress, lower_bound=ends[0], upper_bound=ends[1])
 
 
 def best_of_sizes(
@@ -70,26 +95,34 @@ def best_of_sizes(
         If no choice of any size keeps the constraints: that of the last size.
     """
     began, sign = time.monotonic(), -1.0 if maximize else 1.0
-    call, found, left, error = _Callback(callback, maximize, math.inf), [], list(sizes), None
+    call, found, left, error = _Callback(callback, maximize), list[Solution](), list(sizes), None
     while left and not call.stopped:
         share = None
         if time_limit is not None:
-            share = max((time_limit - (time.monotonic() - began)) / len(left), LEAST_SECONDS)
+            seconds = time_limit - (time.monotonic() - began)
+            if found and seconds <= 0:
+                break
+            share = max(seconds / len(left), LEAST_SECONDS)
         k = left.pop(0)
+        call.is_last = not left
         try:
             found.append(solve_one(k, time_limit=share, callback=call))
         except InfeasibleConstraintsError as this:
             error = this
             continue
-        call.best = min(call.best, sign * float(found[-1].objective))
-        reached = target is not None and call.best <= sign * target
+        call.least = min(call.least, call.signed(found[-1].bound))
+        if call.signed(found[-1].objective) < call.value:
+            call.best = found[-1]
+        reached = target is not None and call.value <= sign * target
         if reached or found[-1].status is Status.INTERRUPTED:
             break
     if not found:
         raise error or InfeasibleConstraintsError("there is no size to choose.")
     bounds = [sign * float(one.bound) for one in found] + [-math.inf] * len(left)
     best = min(found, key=lambda one: sign * float(one.objective))
-    open_ = [one.status for one, bound in zip(found, bounds, strict=False) if bound < call.best]
+    open_ = [one.status for one, bound in zip(found, bounds, strict=False) if bound < call.value]
+    if left and target is None:
+        open_.append(Status.LIMIT)
     return _bounded(best, min(bounds), open_, time.monotonic() - began)
 
 

@@ -56,6 +56,11 @@ def per_vertex(name: str, given: Any, data: Any, n: int, labels: Sequence[Any] |
             if missing := [label for label in labels if label not in set(index)]:
                 raise ProblemError(f"{name} has no entry for vertex {missing[0]!r}: its index has to have W's labels.")
             given = given.loc[list(labels)]
+        elif labels is None and index != list(range(len(index))) and set(index) == set(range(len(index))):
+            raise ProblemError(
+                f"{name} has the numbers of the vertices as its index, in another order than W: sort_index() if they "
+                "are meant, or reset_index(drop=True) if not."
+            )
     if hasattr(given, "tolist"):
         given = given.tolist()
     if isinstance(given, Mapping):
@@ -81,7 +86,7 @@ def group_rows(partition: Any, of_vertices: list[Any], counts: Any) -> list[Row]
     members: dict[Any, list[int]] = {}
     for vertex, label in enumerate(of_vertices):
         label = plain(label)
-        if label is None or label != label:
+        if _is_missing(label):
             raise ProblemError(
                 f"{name}: vertex {vertex} has the label {label!r}: give every vertex one; a label that counts= does "
                 "not name has no limit."
@@ -111,10 +116,19 @@ def group_rows(partition: Any, of_vertices: list[Any], counts: Any) -> list[Row]
     return rows
 
 
+def _is_missing(label: Any) -> bool:
+    """Whether it is None, NaN, or pandas' NA, which has no truth value."""
+    try:
+        return label is None or bool(label != label)
+    except (TypeError, ValueError):
+        return str(label) == "<NA>"
+
+
 def _range(name: str, given: Any) -> tuple[int, int | None]:
     """At least so many, and at most so many, of a count or of a pair of these."""
     wanted = "an int for exactly so many, or a pair such as (1, 3), (1, None) or (None, 3)"
-    pair = tuple(given) if isinstance(given, list | tuple | np.ndarray) else (given, given)
+    given = given.tolist() if isinstance(given, np.ndarray) else given
+    pair = tuple(given) if isinstance(given, list | tuple) else (given, given)
     if len(pair) != 2 or (pair[0] is None and pair[1] is None):
         raise ProblemError(f"{name}={shown(given)}: give {wanted}.")
     ends: list[int | None] = []
