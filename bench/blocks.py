@@ -229,7 +229,7 @@ def _draw(figure: Figure, kl: Mapping[str, Mapping[str, float]], bits: Mapping[s
         axes.set_title(model)
         axes.set_xlabel("bits per number")
     all_axes[0].set_ylabel("KL, nats")
-    all_axes[-1].legend()
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
 
 def main(given: Sequence[str] | None = None) -> None:

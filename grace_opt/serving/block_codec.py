@@ -1,8 +1,8 @@
 """`BlockCodec`: blocks of a model's keys and values as bytes of a known size, for caches of other programs.
 
 Servers keep what they may need again in blocks of tokens that stand alone: no query comes with them, nobody says where
-in its text a block was, and its size must be known before. `attach` knows all that, and needs a fifth of the KL for the
-same bits; what is here is for what lies in another program's memory, on disks, or is sent.
+in its text a block was, and its size must be known before. `attach` knows all that, and has a half to a tenth of the KL
+for the same bits; what is here is for what lies in another program's memory, on disks, or is sent.
 """
 
 from __future__ import annotations
