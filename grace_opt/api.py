@@ -243,7 +243,6 @@ def solve(
     spec, made = registry.chosen(method, options, arguments_of(solve) if options else ())
     reduction.check_options(made)
     spec.refuse_constraints(problem, several[0] > 1)
-    _refuse_infeasible(reduction)
     stopping = _Stopping.of(reduction, time_limit, target, patience)
     seed, level = checked_seed(seed), _level(certify)
     if several[0] > 1:
@@ -262,6 +261,7 @@ def solve(
             return solve(constrained, None, method, **alike, **limits)
 
         return several_solutions(*several, another, time_limit=time_limit, callback=callback)
+    _refuse_infeasible(reduction)
     if stopping.timed:
         _prepare(spec, level, problem)
     run = stopping.run(seed, callback=reduction.callback(callback))
